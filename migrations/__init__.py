@@ -1,0 +1,1 @@
+"""The numbered SQL steps of every service, shipped as package data."""

@@ -1,0 +1,1 @@
+"""The services of ql3, one package each."""

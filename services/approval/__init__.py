@@ -1,0 +1,1 @@
+"""Authority: identities, projects, roles, approvals and approved actions."""

@@ -1,0 +1,1 @@
+"""The ql3 command and the composition root."""

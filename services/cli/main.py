@@ -1,0 +1,15 @@
+"""The `ql3` command."""
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def root() -> None:
+    """ql3 runs people's scripts and never loses, doubles or forgets a run."""
+
+
+def main() -> None:
+    """Entry point of the `ql3` console script."""
+    app()

@@ -1,0 +1,1 @@
+"""The run ledger: runs, attempts, events, leases, workers and cancellations."""

@@ -1,0 +1,1 @@
+"""REST, web panel, SSE, sessions and credentials."""

@@ -1,0 +1,1 @@
+"""What every service needs and nothing else."""

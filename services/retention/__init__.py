@@ -1,0 +1,1 @@
+"""Artifacts, retention policies, sweeps and tombstones."""

@@ -1,0 +1,1 @@
+"""Tasks, revisions, triggers, schedules and admissions."""

@@ -1,0 +1,1 @@
+"""Offers, the process host, logs and completion receipts."""
