@@ -1,0 +1,78 @@
+"""Reading what people send: unknown fields are refused, with the path of the field and the name that was meant."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from schemas.errors import Ql3Error
+
+S = TypeVar("S")
+
+
+def read_json(raw: bytes, wanted: type[S], *, max_bytes: int) -> S:
+    """Decode JSON that a person sent. Raises `invalid`, `unknown_field` or `too_large`, naming the field."""
+    if len(raw) > max_bytes:
+        raise Ql3Error("too_large", f"The body has {len(raw)} bytes; at most {max_bytes} are read.")
+    try:
+        plain = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Ql3Error("invalid", "The body is not valid JSON.") from error
+    return read_plain(plain, wanted)
+
+
+def read_plain(plain: Any, wanted: type[S]) -> S:
+    """Convert plain data (from JSON, YAML or TOML) to `wanted`, refusing unknown fields at every depth."""
+    refuse_unknown(plain, wanted)
+    try:
+        return msgspec.convert(plain, wanted)
+    except msgspec.ValidationError as error:
+        what, found, path = str(error).rpartition(" - at `$")
+        field = path.rstrip("`").lstrip(".") if found else None
+        raise Ql3Error("invalid", _sentence(what if found else str(error)), field=field or None) from error
+
+
+def refuse_unknown(plain: Any, wanted: Any) -> None:
+    """Raise `unknown_field` for the first field of `plain` that `wanted` does not have."""
+    _walk(plain, inspect.type_info(wanted), "")
+
+
+def _walk(plain: Any, kind: inspect.Type, path: str) -> None:
+    if isinstance(kind, inspect.UnionType):
+        for option in kind.types:
+            if _fits(plain, option):
+                _walk(plain, option, path)
+                return
+        return
+    if isinstance(kind, inspect.StructType) and isinstance(plain, dict):
+        fields = {field.encode_name: field.type for field in kind.fields}
+        tag = {kind.tag_field} if kind.tag_field else set[str]()
+        for name, value in plain.items():  # pyright: ignore[reportUnknownVariableType]
+            if name in tag:
+                continue
+            if name not in fields:
+                near = difflib.get_close_matches(str(name), fields, n=1)  # pyright: ignore[reportUnknownArgumentType]
+                hint = f" Did you mean {near[0]}?" if near else ""
+                raise Ql3Error("unknown_field", f"There is no such field.{hint}", field=f"{path}{name}")
+            _walk(value, fields[name], f"{path}{name}.")
+    elif isinstance(kind, inspect.ListType | inspect.VarTupleType) and isinstance(plain, list):
+        for index, value in enumerate(plain):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            _walk(value, kind.item_type, f"{path.rstrip('.')}[{index}].")
+    elif isinstance(kind, inspect.DictType) and isinstance(plain, dict):
+        for name, value in plain.items():  # pyright: ignore[reportUnknownVariableType]
+            _walk(value, kind.value_type, f"{path}{name}.")
+
+
+def _fits(plain: Any, kind: inspect.Type) -> bool:
+    if isinstance(kind, inspect.StructType):
+        return isinstance(plain, dict) and (kind.tag_field is None or bool(plain.get(kind.tag_field) == kind.tag))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    if isinstance(kind, inspect.ListType | inspect.VarTupleType):
+        return isinstance(plain, list)
+    return isinstance(kind, inspect.DictType) and isinstance(plain, dict)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else text + "."
