@@ -24,6 +24,10 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the parts of which messages are made; not tagged, defaults left out."""
 
 
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what people read: every field stands in the JSON, absent ones as null."""
+
+
 M = TypeVar("M")
 
 _encoder = msgspec.json.Encoder()

@@ -1,0 +1,144 @@
+"""Triggers: when a task runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from schemas import limits
+from schemas.base import Message, Value, View
+from schemas.identity import Actor
+from schemas.ids import Id, Millis, ProjectId, Slug
+from schemas.paging import Page
+
+
+class TriggerSpec(Value, frozen=True, kw_only=True):
+    """One trigger. `kind` says which of the other fields count; times in milliseconds UTC.
+
+    `expression` is a cron expression, a macro or `@every`; `timezone` is an IANA zone. `missed` says what happens with
+    instants that passed while nobody looked: `skip`, `fire_once` (the latest) or `catch_up` (at most that many).
+    """
+
+    kind: Literal["cron", "interval", "once", "boot", "manual", "webhook", "after_task"] = "cron"
+    expression: Annotated[str, Meta(max_length=255)] | None = None
+    timezone: Annotated[str, Meta(max_length=64)] = "UTC"
+    missed: Literal["skip", "fire_once", "catch_up"] = "fire_once"
+    catch_up: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    grace_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = limits.MISFIRE_GRACE_MS
+    at_ms: Millis | None = None
+    jitter_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 0
+    start_at_ms: Millis | None = None
+    end_at_ms: Millis | None = None
+    pause_until_ms: Millis | None = None
+    exclude: list[str] = []
+    after_task: Slug | None = None
+    after_on: Literal["success", "failure", "any"] = "success"
+    inputs: dict[str, Any] | None = None
+    enabled: bool = True
+
+
+class Trigger(View, frozen=True, kw_only=True):
+    """A trigger as people read it."""
+
+    id: str
+    project: str
+    task_id: str
+    task_name: str
+    revision: int
+    version: int
+    enabled: bool
+    spec: TriggerSpec
+    next_fire_at_ms: int | None
+    last_scheduled_at_ms: int | None
+    missed_count: int
+    created_at_ms: int
+    updated_at_ms: int
+
+
+class TriggerCreate(Message, frozen=True, kw_only=True, tag="triggers.create/1"):
+    """Add a trigger to a task."""
+
+    actor: Actor
+    project: ProjectId
+    task: str
+    spec: TriggerSpec
+    mutation_id: Id | None = None
+
+
+class TriggerUpdate(Message, frozen=True, kw_only=True, tag="triggers.update/1"):
+    """A new revision of a trigger."""
+
+    actor: Actor
+    project: ProjectId
+    trigger: Id
+    expected_revision: int
+    spec: TriggerSpec
+    mutation_id: Id | None = None
+
+
+class TriggerEnable(Message, frozen=True, kw_only=True, tag="triggers.enable/1"):
+    """Enable or disable a trigger."""
+
+    actor: Actor
+    project: ProjectId
+    trigger: Id
+    enabled: bool
+
+
+class TriggerDelete(Message, frozen=True, kw_only=True, tag="triggers.delete/1"):
+    """Remove a trigger."""
+
+    actor: Actor
+    project: ProjectId
+    trigger: Id
+
+
+class TriggerList(Message, frozen=True, kw_only=True, tag="triggers.list/1"):
+    """Triggers of a project or of a task."""
+
+    actor: Actor
+    project: ProjectId
+    task: str | None = None
+    page: Page = Page()
+
+
+class TriggerAnswer(Message, frozen=True, kw_only=True, tag="triggers.answer/1"):
+    """One trigger."""
+
+    trigger: Trigger
+
+
+class TriggerPage(Message, frozen=True, kw_only=True, tag="triggers.page/1"):
+    """A page of triggers."""
+
+    items: list[Trigger]
+    next: str | None
+
+
+class MissedFire(View, frozen=True, kw_only=True):
+    """An instant that did not become a run, and why."""
+
+    id: str
+    trigger_id: str
+    task_id: str
+    scheduled_for_ms: int
+    cause: str
+    count: int
+    recorded_at_ms: int
+
+
+class MissedList(Message, frozen=True, kw_only=True, tag="triggers.missed/1"):
+    """Missed fires of a project, newest first."""
+
+    actor: Actor
+    project: ProjectId
+    trigger: Id | None = None
+    page: Page = Page()
+
+
+class MissedPage(Message, frozen=True, kw_only=True, tag="triggers.missed_page/1"):
+    """A page of missed fires."""
+
+    items: list[MissedFire]
+    next: str | None
