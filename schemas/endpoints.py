@@ -1,7 +1,7 @@
 """Every request/reply endpoint, in one declared table.
 
-Service `ql3-<service>`, endpoint name with dashes, subject `ql3.rpc.<service>.<name with dots>`. A wildcard endpoint takes
-one more token: the id of the worker that asks, which its NATS user alone may use.
+Service `ql3-<service>`, endpoint name with dashes, subject `ql3.rpc.<service>.<name with dots>`. A wildcard endpoint
+takes one more token: the id of the worker that asks, which its NATS user alone may use.
 """
 
 from __future__ import annotations
@@ -128,11 +128,8 @@ LOG_READ = WorkerEndpoint("log.read", workers.LogRead, workers.LogRange)
 LOG_FOLLOW = WorkerEndpoint("log.follow", workers.LogFollow, system.Done)
 
 # what every service with tables answers
-FEED_READ: Final = {s: Endpoint(s, "feed.read", system.FeedRead, system.FeedPage) for s in SERVICES if s != "worker"}
-AUDIT_READ: Final = {
-    s: Endpoint(s, "audit.read", system.AuditRead, system.AuditPage) for s in SERVICES if s != "worker"
-}
-AUDIT_VERIFY: Final = {
-    s: Endpoint(s, "audit.verify", system.AuditVerify, system.AuditVerdict) for s in SERVICES if s != "worker"
-}
+_WITH_TABLES: Final = tuple(service for service in SERVICES if service != "worker")
+FEED_READ: Final = {s: Endpoint(s, "feed.read", system.FeedRead, system.FeedPage) for s in _WITH_TABLES}
+AUDIT_READ: Final = {s: Endpoint(s, "audit.read", system.AuditRead, system.AuditPage) for s in _WITH_TABLES}
+AUDIT_VERIFY: Final = {s: Endpoint(s, "audit.verify", system.AuditVerify, system.AuditVerdict) for s in _WITH_TABLES}
 HEALTH: Final = {s: Endpoint(s, "health", system.HealthRead, system.HealthAnswer) for s in SERVICES}
