@@ -1,0 +1,28 @@
+# Recipes of the project; `just` alone lists them.
+set positional-arguments
+
+default:
+    @just --list
+
+# Lint, format check, strict types and import contracts.
+check:
+    ruff check .
+    ruff format --check .
+    pyright
+    lint-imports
+
+# The whole test suite; it starts the servers that it needs.
+test *ARGS:
+    pytest "$@"
+
+# One benchmark, for example `just bench throughput --quick`; the last line printed is one JSON object.
+bench NAME *ARGS:
+    python -m benchmarks."$@"
+
+# A randomised fault run with a checker, for example `just chaos --seed 7 --quick`.
+chaos *ARGS:
+    python -m benchmarks.chaos "$@"
+
+# Exact versions with hashes, from the ranges in pyproject.toml.
+lock:
+    uv export --quiet --format requirements-txt --no-emit-project --no-header --output-file requirements.lock
