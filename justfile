@@ -6,22 +6,22 @@ default:
 
 # Lint, format check, strict types and import contracts.
 check:
-    ruff check .
-    ruff format --check .
-    pyright
-    lint-imports
+    uv run ruff check .
+    uv run ruff format --check .
+    uv run pyright
+    uv run lint-imports
 
 # The whole test suite; it starts the servers that it needs.
 test *ARGS:
-    pytest "$@"
+    uv run pytest "$@"
 
 # One benchmark, for example `just bench throughput --quick`; the last line printed is one JSON object.
 bench NAME *ARGS:
-    python -m benchmarks."$@"
+    uv run python -m benchmarks."$@"
 
 # A randomised fault run with a checker, for example `just chaos --seed 7 --quick`.
 chaos *ARGS:
-    python -m benchmarks.chaos "$@"
+    uv run python -m benchmarks.chaos "$@"
 
 # Exact versions with hashes, from the ranges in pyproject.toml.
 lock:

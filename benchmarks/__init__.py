@@ -1,0 +1,1 @@
+"""Every published number has its script here; each prints one JSON object as its last line."""
