@@ -13,3 +13,7 @@ def root() -> None:
 def main() -> None:
     """Entry point of the `ql3` console script."""
     app()
+
+
+if __name__ == "__main__":
+    main()
