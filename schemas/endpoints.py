@@ -69,6 +69,7 @@ TASKS_DELETE = Endpoint("scheduler", "tasks.delete", tasks.TaskDelete, tasks.Tas
 TASKS_GET = Endpoint("scheduler", "tasks.get", tasks.TaskRead, tasks.TaskAnswer)
 TASKS_LIST = Endpoint("scheduler", "tasks.list", tasks.TaskList, tasks.TaskPage)
 TASKS_RUN = Endpoint("scheduler", "tasks.run", tasks.TaskRun, runs.RunAnswer)
+TASKS_RUN_BATCH = Endpoint("scheduler", "tasks.run_batch", tasks.TaskRunBatch, runs.RunBatchAnswer)
 TRIGGERS_CREATE = Endpoint("scheduler", "triggers.create", triggers.TriggerCreate, triggers.TriggerAnswer)
 TRIGGERS_UPDATE = Endpoint("scheduler", "triggers.update", triggers.TriggerUpdate, triggers.TriggerAnswer)
 TRIGGERS_ENABLE = Endpoint("scheduler", "triggers.enable", triggers.TriggerEnable, triggers.TriggerAnswer)

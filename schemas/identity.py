@@ -17,6 +17,9 @@ SubjectId = Annotated[str, Meta(min_length=1, max_length=255)]
 
 LOCAL_CONSOLE: Final = "local-console"
 """Subject id of the local console (`user/local-console`)."""
+GATEWAY: Final = "gateway"
+"""Subject id of the gateway itself (`system/gateway`, assurance `service`). It registers the first user of a valid
+owner link, before anybody has a role; no person's request ever travels under this name."""
 DEFAULT_PROJECT: Final = "default"
 
 
@@ -182,7 +185,11 @@ class Identity(View, frozen=True, kw_only=True):
 
 
 class IdentityRegister(Message, frozen=True, kw_only=True, tag="identities.register/1"):
-    """Make a subject and bind a provider's name to it (gateway's own providers: `password`, `api_credential`, …)."""
+    """Make a subject and bind a provider's name to it (gateway's own providers: `password`, `api_credential`).
+
+    Asked by somebody with `policy.manage`, by a subject that adds a binding to itself, or by `system/gateway`. The same
+    binding again is a replay; a name that is bound to another subject is a conflict.
+    """
 
     actor: Actor
     subject: Subject

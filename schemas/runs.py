@@ -266,6 +266,22 @@ class RunAnswer(Message, frozen=True, kw_only=True, tag="runs.answer/1"):
     replayed: bool = False
 
 
+class RunResult(Value, frozen=True, kw_only=True):
+    """What became of one item of a bulk submission: the committed run, or the registered error."""
+
+    run: Run | None = None
+    replayed: bool = False
+    error: str | None = None
+    error_detail: str | None = None
+    error_field: str | None = None
+
+
+class RunBatchAnswer(Message, frozen=True, kw_only=True, tag="runs.batch/1"):
+    """The answer to `tasks.run_batch`, in its order, after commit."""
+
+    results: list[RunResult]
+
+
 class RunPage(Message, frozen=True, kw_only=True, tag="runs.page/1"):
     """A page of runs."""
 

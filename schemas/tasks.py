@@ -249,6 +249,24 @@ class TaskRun(Message, frozen=True, kw_only=True, tag="tasks.run/1"):
     expected_revision: int | None = None
 
 
+class TaskRunItem(Value, frozen=True, kw_only=True):
+    """One run of a bulk submission. Without an idempotency key a repeat of the batch makes it again."""
+
+    task: Annotated[str, Meta(min_length=1, max_length=limits.SLUG_CHARS)]
+    inputs: dict[str, Any] | None = None
+    priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None
+    idempotency_key: Key | None = None
+
+
+class TaskRunBatch(Message, frozen=True, kw_only=True, tag="tasks.run_batch/1"):
+    """Run many tasks now: resolved, admitted and submitted together; each item is answered for itself."""
+
+    actor: Actor
+    project: ProjectId
+    runs: Annotated[list[TaskRunItem], Meta(min_length=1, max_length=limits.BATCH_ITEMS)]
+    trigger_type: Literal["manual", "api", "webhook"] = "api"
+
+
 class TaskAnswer(Message, frozen=True, kw_only=True, tag="tasks.answer/1"):
     """One task."""
 
