@@ -1,0 +1,308 @@
+"""SQLite: one file per service, one writer connection, readers beside it, each on its own thread.
+
+Every statement is one hop to the connection's thread. The thread takes its work in order, so a cancelled caller can
+leave at any time: the ROLLBACK it queued runs before whatever comes next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import aiosqlite
+
+from services.kit.clock import SteadyClock
+from services.kit.database import errors
+from services.kit.database.config import DatabaseConfig
+from services.kit.database.port import Database, Row, Transaction, uninterrupted
+from services.kit.database.statement import Dialect, Statement
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+READERS = 2
+_BUSY_S = 2.0
+_MARK_AHEAD_MS = 1_000
+"""How far the stored high-water mark runs ahead of the clock, and so how often a write transaction renews it."""
+
+_READ_MARK = "SELECT mark_ms, shift_ms FROM kit_clock"
+_RAISE_MARK = "UPDATE kit_clock SET mark_ms = ? WHERE mark_ms < ?"
+
+
+def path_of(config: DatabaseConfig, service: str) -> Path:
+    """The service's file."""
+    return Path(config.directory) / f"{service}.sqlite3"
+
+
+async def open_sqlite(config: DatabaseConfig, service: str, *, clock: SteadyClock | None = None) -> SqliteDatabase:
+    """Opens the service's file, making it (and its folder, for the owner only) when there is none."""
+    path = path_of(config, service)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.DatabaseUnavailable("The folder of the database cannot be made.") from error
+    writer = await connect(path, read_only=False)
+    return SqliteDatabase(service, path, writer, clock or SteadyClock())
+
+
+class SqliteDatabase(Database):
+    """One service's SQLite file. Its clock holds while one process writes the file, which is how it is run."""
+
+    dialect: Dialect = "sqlite"
+
+    def __init__(self, service: str, path: Path, writer: Connection, clock: SteadyClock) -> None:
+        super().__init__(service)
+        self.clock = clock
+        self._path = path
+        self._writer = writer
+        self._write_lock = asyncio.Lock()
+        self._idle: list[Connection] = []
+        self._reading = asyncio.Semaphore(READERS)
+        self._closed = False
+
+    async def _transact_once(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+        writer = self._writer
+        async with self._write_lock:
+            transaction = SqliteTransaction(self, writer, writable=True)
+            try:
+                await writer.call(_begin)
+                result = await work(transaction)
+                transaction.refuse_aborted()
+            except BaseException:
+                await writer.call(_rollback)
+                raise
+            await uninterrupted(self._commit(transaction))
+            return result
+
+    async def _commit(self, transaction: SqliteTransaction) -> None:
+        try:
+            await self._writer.call(_run, "COMMIT")
+        except errors.DatabaseUnavailable as error:
+            await self._writer.call(_rollback)
+            # A failed sync leaves a whole commit in the log that a crash may bring back; any other failure does not.
+            if _code(error.__cause__) == sqlite3.SQLITE_IOERR:
+                raise errors.CommitUnknown from error
+            raise
+        except BaseException:  # a deferred foreign key, checked now
+            await self._writer.call(_rollback)
+            raise
+        transaction.committed()
+
+    async def _read_once(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+        async with self._reader() as reader:
+            try:
+                await reader.call(_run, "BEGIN")
+                return await work(SqliteTransaction(self, reader, writable=False))
+            finally:
+                await reader.call(_rollback)
+
+    @asynccontextmanager
+    async def _reader(self) -> AsyncGenerator[Connection]:
+        async with self._reading:
+            reader = self._idle.pop() if self._idle else await connect(self._path, read_only=True)
+            try:
+                yield reader
+            finally:
+                if self._closed:
+                    await reader.close()
+                else:
+                    self._idle.append(reader)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        async with self._write_lock:
+            for reader in self._idle:
+                await reader.close()
+            self._idle.clear()
+            await self._writer.close()
+
+
+class SqliteTransaction(Transaction):
+    """A transaction on one connection."""
+
+    dialect: Dialect = "sqlite"
+
+    def __init__(self, database: SqliteDatabase, connection: Connection, *, writable: bool) -> None:
+        super().__init__(database)
+        self._clock = database.clock
+        self._connection = connection
+        self._writable = writable
+
+    async def fetch(self, statement: Statement, *args: Any) -> list[Row]:
+        return await self._call(_fetch, statement.sqlite, args)
+
+    async def execute(self, statement: Statement, *args: Any) -> int:
+        return await self._call(_change, statement.sqlite, args)
+
+    async def execute_many(self, statement: Statement, rows: Sequence[Sequence[Any]]) -> None:
+        if rows:
+            await self._call(_change_many, statement.sqlite, rows)
+
+    async def _control(self, sql: str) -> None:
+        await self._connection.call(_run, sql)
+
+    async def _read_clock(self) -> int:
+        return await self._call(_tick, self._clock, self._writable)
+
+    async def _call(
+        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        self.refuse_aborted()
+        try:
+            return await self._connection.call(function, *args, **kwargs)
+        except BaseException:
+            self.aborted = True
+            raise
+
+
+class Connection(aiosqlite.Connection):
+    """A connection that runs a whole function on its thread in one hop, and answers in the kit's errors."""
+
+    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
+        super().__init__(connector, iter_chunk_size=64)
+        self._thread.daemon = True  # a database that nobody closed must not keep a process alive
+
+    async def call(
+        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Runs `function(connection, …)` on the connection's thread."""
+        try:
+            return await self._execute(function, self._conn, *args, **kwargs)  # pyright: ignore[reportUnknownMemberType]
+        except sqlite3.Error as error:
+            raise translated(error) from error
+        except ValueError as error:
+            if self._connection is None:
+                raise errors.DatabaseUnavailable("The database is closed.") from error
+            raise
+
+
+async def connect(path: Path, *, read_only: bool) -> Connection:
+    def connector() -> sqlite3.Connection:
+        connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, cached_statements=512)
+        try:
+            if not read_only and connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+                raise sqlite3.OperationalError("no write-ahead log here")
+            for pragma in (
+                "synchronous = FULL",
+                "foreign_keys = ON",
+                "recursive_triggers = ON",  # INSERT OR REPLACE must not go around an append-only trigger
+                "temp_store = MEMORY",
+                "journal_size_limit = 67108864",
+                f"query_only = {'ON' if read_only else 'OFF'}",
+            ):
+                connection.execute(f"PRAGMA {pragma}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    try:
+        return await Connection(connector)  # pyright: ignore[reportReturnType] - typed as its base class
+    except sqlite3.Error as error:
+        raise translated(error) from error
+
+
+# What runs on a connection's thread.
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+
+
+def _rollback(connection: sqlite3.Connection) -> None:
+    # A full disk may have rolled back already.
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _run(connection: sqlite3.Connection, sql: str) -> None:
+    connection.execute(sql)
+
+
+def _fetch(connection: sqlite3.Connection, sql: str, args: Sequence[Any]) -> list[Row]:
+    cursor = connection.execute(sql, args)
+    rows = cursor.fetchall()
+    if not rows:
+        return []
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _change(connection: sqlite3.Connection, sql: str, args: Sequence[Any]) -> int:
+    before = connection.total_changes
+    cursor = connection.execute(sql, args)
+    cursor.fetchall()
+    if cursor.rowcount >= 0:
+        return cursor.rowcount
+    # The module counts only statements that begin with their verb; a change that begins with WITH is asked for.
+    return 0 if connection.total_changes == before else connection.execute("SELECT changes()").fetchone()[0]
+
+
+def _change_many(connection: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+    connection.executemany(sql, rows)
+
+
+def _tick(connection: sqlite3.Connection, clock: SteadyClock, writable: bool) -> int:
+    mark_ms, shift_ms = connection.execute(_READ_MARK).fetchone()
+    if not clock.marked:
+        clock.not_before(mark_ms)
+    now_ms = clock.now_ms()
+    if writable and now_ms > mark_ms:
+        # Stored ahead, so that no later life of this file hands out a time that this one has given away.
+        connection.execute(_RAISE_MARK, (now_ms + _MARK_AHEAD_MS, now_ms))
+    return now_ms + shift_ms
+
+
+# Errors.
+
+_integrity = {
+    "SQLITE_CONSTRAINT_UNIQUE": errors.UniqueViolation,
+    "SQLITE_CONSTRAINT_PRIMARYKEY": errors.UniqueViolation,
+    "SQLITE_CONSTRAINT_ROWID": errors.UniqueViolation,
+    "SQLITE_CONSTRAINT_CHECK": errors.CheckViolation,
+    "SQLITE_CONSTRAINT_FOREIGNKEY": errors.ForeignKeyViolation,
+    "SQLITE_CONSTRAINT_NOTNULL": errors.NotNullViolation,
+    "SQLITE_CONSTRAINT_TRIGGER": errors.NotPermitted,
+}
+_unavailable = {
+    sqlite3.SQLITE_FULL: "The disk of the database is full.",
+    sqlite3.SQLITE_READONLY: "The database cannot be written.",
+    sqlite3.SQLITE_CANTOPEN: "The file of the database cannot be opened.",
+    sqlite3.SQLITE_IOERR: "The disk of the database fails.",
+    sqlite3.SQLITE_CORRUPT: "The file of the database is damaged.",
+    sqlite3.SQLITE_NOTADB: "The file is not a database.",
+    sqlite3.SQLITE_PERM: "The file of the database may not be used.",
+    sqlite3.SQLITE_NOMEM: "There is no memory for the database.",
+}
+_about = re.compile(r"constraint failed: (?:index ')?([^']*)")
+
+
+def translated(error: sqlite3.Error) -> Exception:
+    """The kit's error for the module's."""
+    code = _code(error)
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return errors.Retryable()
+    if code in _unavailable:
+        return errors.DatabaseUnavailable(_unavailable[code])
+    kind = _integrity.get(getattr(error, "sqlite_errorname", ""))
+    if kind is None:
+        return error
+    if kind is errors.NotPermitted:
+        return kind(constraint=str(error))
+    found = _about.search(str(error))
+    about = found[1].strip() if found else ""
+    if kind in (errors.UniqueViolation, errors.NotNullViolation) and "." in about:
+        names = [name.strip().rpartition(".") for name in about.split(",")]
+        return kind(table=names[0][0], columns=tuple(name[2] for name in names))
+    return kind(constraint=about or None)
+
+
+def _code(error: BaseException | None) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -1,0 +1,1 @@
+"""Real NATS servers for tests."""
