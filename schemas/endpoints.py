@@ -60,6 +60,12 @@ APPROVALS_GET = Endpoint("approval", "approvals.get", approvals.ApprovalRead, ap
 APPROVALS_CREATE = Endpoint("approval", "approvals.create", approvals.ApprovalCreate, approvals.ApprovalAnswer)
 APPROVALS_DECIDE = Endpoint("approval", "approvals.decide", approvals.ApprovalDecide, approvals.ApprovalAnswer)
 APPROVALS_WITHDRAW = Endpoint("approval", "approvals.withdraw", approvals.ApprovalWithdraw, approvals.ApprovalAnswer)
+RULES_GET = Endpoint("approval", "rules.get", approvals.RulesRead, approvals.RulesAnswer)
+RULES_SET = Endpoint("approval", "rules.set", approvals.RulesSet, approvals.RulesAnswer)
+RULES_DRY_RUN = Endpoint("approval", "rules.dry_run", approvals.RulesDryRun, approvals.RulesForecast)
+ACTIONS_LIST = Endpoint("approval", "actions.list", approvals.ActionList, approvals.ActionPage)
+ACTIONS_GET = Endpoint("approval", "actions.get", approvals.ActionRead, approvals.ActionAnswer)
+ACTIONS_RECOVER = Endpoint("approval", "actions.recover", approvals.ActionRecover, approvals.ActionAnswer)
 
 # scheduler
 TASKS_CREATE = Endpoint("scheduler", "tasks.create", tasks.TaskCreate, tasks.TaskAnswer)
