@@ -37,6 +37,7 @@ def users(passwords: Mapping[str, str], workers: Sequence[str] = ()) -> list[dic
 def service_permissions(service: str) -> dict[str, Any]:
     """A service asks, orders and tells; it hears its own inbox, endpoints and answers, reads its own orders only."""
     publish = [
+        f"_INBOX_{service}.>",
         "ql3.rpc.>",
         "ql3.cmd.>",
         "ql3.evt.>",
@@ -77,7 +78,9 @@ def worker_permissions(worker: str) -> dict[str, Any]:
         *_declare_streams(),
         *_consume(WORKERS.name, worker, f"ql3.worker.{worker}.>"),
     ]
-    return _permissions(publish, [f"_INBOX_{user}.>", f"ql3.rpc.worker.{worker}.>", *_micro("worker")])
+    return _permissions(
+        [*publish, f"_INBOX_{user}.>"], [f"_INBOX_{user}.>", f"ql3.rpc.worker.{worker}.>", *_micro("worker")]
+    )
 
 
 def operator_permissions() -> dict[str, Any]:
@@ -96,7 +99,7 @@ def operator_permissions() -> dict[str, Any]:
 
 def maintenance_permissions() -> dict[str, Any]:
     """`ql3 migrate` and the sending again of dead letters: streams, consumers, orders."""
-    publish = ["$JS.API.>", "ql3.cmd.>", "ql3.worker.*.*", "$SRV.>"]
+    publish = [f"_INBOX_{MAINTENANCE}.>", "$JS.API.>", "ql3.cmd.>", "ql3.worker.*.*", "$SRV.>"]
     return _permissions(publish, [f"_INBOX_{MAINTENANCE}.>", "ql3.dead.>", "ql3.evt.>"])
 
 

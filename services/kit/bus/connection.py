@@ -81,11 +81,13 @@ class Subscription:
         self._waiting: asyncio.Queue[Msg] = asyncio.Queue(limit)
         self._task = asyncio.create_task(self._run(), name=f"subscription {subject}")
         self._native: Any = None
+        self.client: Client | None = None
         self._closing = False
         self.dropped = 0
 
     async def attach(self, client: Client) -> None:
         """Subscribe on a new client."""
+        self.client = client
         self._native = await client.subscribe(  # pyright: ignore[reportUnknownMemberType] - the library's own types
             self._subject, queue=self._group, cb=self._take, pending_bytes_limit=PENDING_BYTES
         )
@@ -245,9 +247,19 @@ class Connection:
         client = await self.client(timeout)
         try:
             async with asyncio.timeout(timeout):
-                await client.flush()
-        except (TimeoutError, nats_errors.Error, OSError) as error:
+                await self._echo(client)
+        except (nats_errors.Error, TimeoutError, OSError) as error:
             raise ConnectionLost from error
+
+    async def _echo(self, client: Client) -> None:
+        # The library's own flush writes its PING past what still waits to be written, so its PONG proves nothing. A
+        # message to ourselves keeps its place in the line.
+        reply, future = self.expect()
+        try:
+            await client.publish(reply, b"")
+            await future
+        finally:
+            future.cancel()
 
     # -- the supervisor
 
@@ -278,6 +290,7 @@ class Connection:
 
     async def _connect(self, server: str) -> bool:
         self._ended = ended = asyncio.Event()
+        refused: list[str] = []
 
         async def closed() -> None:
             ended.set()
@@ -286,6 +299,8 @@ class Connection:
             # The library's texts name subjects and operations; credentials never are in them.
             if self._up.is_set() and not isinstance(error, nats_errors.UnexpectedEOF):
                 log.warning("message server reported", error=str(error)[:300])
+            elif "ermissions violation" in str(error).lower():
+                refused.append(str(error))
 
         client = Client()
         try:
@@ -309,14 +324,17 @@ class Connection:
                 await client.subscribe(  # pyright: ignore[reportUnknownMemberType] - the library's own types
                     f"{self._replies}.*", cb=self._answer, pending_bytes_limit=PENDING_BYTES
                 )
-                for subscription in list(self._subscriptions):
-                    await subscription.attach(client)
-                await client.flush()
+                await self._echo(client)
+                # Others may subscribe while we wait here; who is not attached when we are up would stay deaf.
+                while missing := [each for each in self._subscriptions if each.client is not client]:
+                    for subscription in missing:
+                        await subscription.attach(client)
+                    await self._echo(client)
         except asyncio.CancelledError:
             await _close(client)
             raise
         except (TimeoutError, nats_errors.Error, OSError) as error:
-            refusal = _refusal(error)
+            refusal = "this user may not use its own inbox" if refused else _refusal(error)
             if refusal != self._refusal:
                 log.warning("no connection to the message server", cause=refusal)
             self._refusal = refusal
@@ -360,9 +378,9 @@ class Connection:
         if client is None:
             return
         if flush and client.is_connected:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(nats_errors.Error, TimeoutError, OSError, ConnectionLost):
                 async with asyncio.timeout(2.0):
-                    await client.flush()
+                    await self._echo(client)
         await _close(client)
 
 
