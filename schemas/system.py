@@ -37,11 +37,15 @@ class FeedItem(Value, frozen=True, kw_only=True):
 
 
 class FeedPage(Message, frozen=True, kw_only=True, tag="feed.page/1"):
-    """Facts in order; `position` goes into the next read; `more` says that it should follow at once."""
+    """Facts in order; `position` goes into the next read; `more` says that it should follow at once.
+
+    `gap`: facts after the asked position are kept no longer; whoever builds rows from them reads its source anew.
+    """
 
     items: list[FeedItem]
     position: str | None
     more: bool
+    gap: bool = False
 
 
 class AuditEvent(View, frozen=True, kw_only=True):
@@ -101,15 +105,6 @@ class HealthAnswer(Message, frozen=True, kw_only=True, tag="health.answer/1"):
     service: str
     version: str
     reasons: list[str]
-
-
-class ErrorAnswer(Message, frozen=True, kw_only=True, tag="error/1"):
-    """A refusal instead of an answer: a code of `schemas.errors.REGISTRY` and bounded facts."""
-
-    code: str
-    detail: str | None = None
-    field: str | None = None
-    data: dict[str, Any] = {}
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done/1"):

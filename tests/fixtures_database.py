@@ -19,10 +19,12 @@ import pwd
 import secrets
 import shutil
 import signal
+import sqlite3
 import subprocess
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -30,6 +32,7 @@ import asyncpg
 import pytest
 
 from services.kit.database import Database, DatabaseConfig, Statement, open_database, schema_name
+from services.kit.database.sqlite import path_of
 from services.kit.migrations import migrate, provision_postgresql
 
 DIALECTS = ("sqlite", "postgresql")
@@ -263,9 +266,40 @@ async def shift_clock(database: Database, ms: int) -> None:
     if config.dialect == "sqlite":
         await database.transact(lambda tx: tx.execute(_SHIFT, ms))
         return
-    name, _, options = config.url.removeprefix("postgresql:///").partition("?")
-    connection = await asyncpg.connect(f"postgresql://postgres@/{name}?{options}")
+    connection = await asyncpg.connect(owner_dsn(config))
     try:
         await connection.execute(f"UPDATE {schema_name(database.service)}.kit_clock SET shift_ms = shift_ms + $1", ms)
     finally:
         await connection.close()
+
+
+Tamper = Callable[[Database, tuple[str, ...], str], Awaitable[None]]
+
+
+@pytest.fixture
+def tamper() -> Tamper:
+    """`await tamper(database, tables, sql)`: changes rows as somebody with the disk or the owner's role could."""
+
+    async def change(database: Database, tables: tuple[str, ...], sql: str) -> None:
+        config = database_configs[database]
+        if config.dialect == "sqlite":
+            with closing(sqlite3.connect(path_of(config, database.service))) as connection:
+                for table in tables:
+                    for what in ("update", "delete"):
+                        connection.execute(f"DROP TRIGGER IF EXISTS ql3_{table}_no_{what}")
+                connection.executescript(sql)
+            return
+        connection = await asyncpg.connect(owner_dsn(config))
+        try:
+            await connection.execute("SET session_replication_role = replica")  # no trigger fires
+            await connection.execute(f"SET search_path = {schema_name(database.service)}")
+            await connection.execute(sql)
+        finally:
+            await connection.close()
+
+    return change
+
+
+def owner_dsn(config: DatabaseConfig) -> str:
+    """The same PostgreSQL database as the role that owns the server."""
+    return config.url.replace("postgresql:///", "postgresql://postgres@/")

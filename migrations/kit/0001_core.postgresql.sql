@@ -45,7 +45,9 @@ INSERT INTO outbox_pruned (id, through) VALUES (1, '');
 CREATE TABLE audit_events (
   id TEXT PRIMARY KEY,
   occurred_at_ms BIGINT NOT NULL,
-  actor TEXT NOT NULL,
+  actor_type TEXT,
+  actor_id TEXT,
+  authentication_id TEXT,
   action TEXT NOT NULL,
   project TEXT,
   target TEXT,
