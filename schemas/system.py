@@ -107,6 +107,15 @@ class HealthAnswer(Message, frozen=True, kw_only=True, tag="health.answer/1"):
     reasons: list[str]
 
 
+class ErrorAnswer(Message, frozen=True, kw_only=True, tag="error/1"):
+    """A refusal instead of an answer: a code of `schemas.errors.REGISTRY` and bounded facts."""
+
+    code: str
+    detail: str | None = None
+    field: str | None = None
+    data: dict[str, Any] = {}
+
+
 class Done(Message, frozen=True, kw_only=True, tag="done/1"):
     """Done, nothing more to say."""
 

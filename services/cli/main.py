@@ -2,7 +2,11 @@
 
 import typer
 
+from services.cli.cron import cron_app
+
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+app.add_typer(cron_app, name="cron")
 
 
 @app.callback()

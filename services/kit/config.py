@@ -35,6 +35,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The address that people use, when a proxy stands in front; its host is accepted too."""
     database_url: str = ""
     database_password: str | None = None
+    database_credentials: Path | None = None
+    """A JSON object service -> password, for a process that runs several services and for `ql3 migrate`."""
     database_admin_url: str | None = None
     """Only `ql3 migrate` uses it: a role that may create schemas and roles."""
     database_pool: Annotated[int, Meta(ge=1, le=200)] = 8
@@ -70,6 +72,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def database(self) -> str:
         """The database address with its default filled in."""
         return self.database_url or f"sqlite:{self.data.absolute() / 'db'}"
+
+    def database_password_for(self, service: str) -> str | None:
+        """The password of a service's role: its own setting, or its entry of the credentials file."""
+        return self.database_password or _entry("QL3_DATABASE_CREDENTIALS", self.database_credentials, service)
+
+    def nats_password_for(self, user: str) -> str | None:
+        """The password of a NATS user: its own setting, or its entry of the credentials file."""
+        return self.nats_password or _entry("QL3_NATS_CREDENTIALS", self.nats_credentials, user)
 
     @property
     def artifact_directory(self) -> Path:
@@ -161,6 +171,15 @@ def _from_secret_file(variable: str, name: str) -> str:
         return Path(name).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Ql3Error("setup_invalid", "The file cannot be read.", field=variable) from error
+
+
+def _entry(variable: str, path: Path | None, name: str) -> str | None:
+    if path is None:
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str]).get(name)
+    except (OSError, msgspec.DecodeError) as error:
+        raise Ql3Error("setup_invalid", "The file is not a JSON object of passwords.", field=variable) from error
 
 
 def _labels(variable: str, text: str) -> dict[str, str]:

@@ -1,0 +1,261 @@
+"""The pull loop of a durable consumer: fetch, group by type, hand over batches, then ack, nak or bury.
+
+`num_delivered` is looked at before decoding, so that a message that kills its reader is buried by the next one. An ack
+is sent only after the handler has returned, which means after its commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Union, cast
+
+import msgspec
+import structlog
+from nats.aio.msg import Msg
+
+from schemas.base import decode, schema_of
+from schemas.errors import Ql3Error
+from schemas.limits import BATCH_ITEMS, MAX_DELIVERIES
+from services.kit.bus.connection import BACKOFF_MAX_S, BACKOFF_MIN_S, Connection, ConnectionLost, Subscription
+from services.kit.bus.envelope import TRACEPARENT, place_of, set_traceparent
+from services.kit.bus.streams import ACK_WAIT_S, NANO, ConsumerSpec, Streams
+
+BatchHandler = Callable[[list[Any]], Awaitable["Sequence[BaseException | None] | None"]]
+Bury = Callable[[Msg, str, str, int], Awaitable[bool]]
+
+PULL_EXPIRES_S: Final = 30
+HEARTBEAT_S: Final = 5
+SILENCE_S: Final = 3 * HEARTBEAT_S
+PULL_BYTES: Final = 8 * 1024 * 1024
+NAK_MAX_S: Final = 60.0
+
+_AT_ONCE: Final = frozenset({"message_invalid", "schema_unsupported"})
+"""Codes by which a handler says that no repetition will ever help."""
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.bus")
+
+
+class Consumer:
+    """Reads one durable consumer until stopped; survives restarts and wipes of the server."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        streams: Streams,
+        spec: ConsumerSpec,
+        handlers: Mapping[type[msgspec.Struct], BatchHandler],
+        bury: Bury,
+    ) -> None:
+        if not handlers:
+            raise ValueError("a consumer needs handlers")
+        self._connection = connection
+        self._streams = streams
+        self._spec = spec
+        self._handlers = dict(handlers)
+        self._decodable: Any = Union[tuple(self._handlers)]  # noqa: UP007 - built at run time
+        self._bury = bury
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{spec.stream}.{spec.name}"
+        self._inbox = f"{connection.inbox}.pull-{spec.name}-{id(self):x}"
+        self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
+        self._pulls = 0
+        self._subscription: Subscription | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        for message_type in self._handlers:
+            schema_of(message_type)
+
+    async def start(self) -> None:
+        """Declare the consumer and begin reading."""
+        self._subscription = await self._connection.subscribe(f"{self._inbox}.*", self._arrive)
+        self._connection.on_lost(self._wake)
+        await self._streams.declare_consumer(self._spec)
+        self._task = asyncio.create_task(self._run(), name=f"consumer {self._spec.name}")
+
+    async def stop(self, timeout: float = 10.0) -> None:
+        """Fetch no more; let the batch in hand end within `timeout` seconds."""
+        self._stopping = True
+        self._wake()
+        if self._task is not None:
+            _, late = await asyncio.wait({self._task}, timeout=timeout)
+            for task in late:
+                task.cancel()
+                await asyncio.wait({task}, timeout=timeout)
+        if self._subscription is not None:
+            await self._subscription.close(0.0)
+
+    async def _arrive(self, message: Msg) -> None:
+        self._arrived.put_nowait(message)
+
+    def _wake(self) -> None:
+        self._arrived.put_nowait(None)
+
+    async def _run(self) -> None:
+        backoff = 0.0
+        while not self._stopping:
+            try:
+                messages, healthy = await self._fetch()
+                worked = await self._handle(messages) if messages else True
+                if healthy and worked:
+                    backoff = 0.0
+                    continue
+                if not healthy and not self._stopping:
+                    await self._streams.declare_consumer(self._spec)
+            except asyncio.CancelledError:
+                if self._stopping:
+                    raise
+                log.warning("consumer was cancelled from within", consumer=self._spec.name)
+            except ConnectionLost:
+                pass
+            except Exception:
+                log.exception("consumer failed", consumer=self._spec.name)
+            backoff = min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, backoff * 2))
+            await asyncio.sleep(backoff)
+
+    async def _fetch(self) -> tuple[list[Msg], bool]:
+        """What is there at once, or else the first that comes; and whether the consumer itself is well.
+
+        `no_wait` with `expires` waits for the first message and ends with a 404 behind the last that is there: no timer
+        stands between a message and its handler.
+        """
+        self._pulls += 1
+        reply = f"{self._inbox}.{self._pulls:x}"
+        request = {
+            "batch": BATCH_ITEMS,
+            "max_bytes": PULL_BYTES,
+            "expires": PULL_EXPIRES_S * NANO,
+            "idle_heartbeat": HEARTBEAT_S * NANO,
+            "no_wait": True,
+        }
+        await self._connection.publish(
+            self._next, msgspec.json.encode(request), None, reply=reply, timeout=PULL_EXPIRES_S
+        )
+        messages: list[Msg] = []
+        while len(messages) < BATCH_ITEMS:
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    message = await self._arrived.get()
+            except TimeoutError:
+                # Not even a heartbeat: the pull was lost, or the consumer with its stream.
+                return messages, False
+            if message is None:
+                return messages, self._stopping
+            status = (message.headers or {}).get("Status") if not message.data else None
+            if status is None or place_of(message.reply) is not None:
+                messages.append(message)
+            elif message.subject != reply or status == "100":
+                continue  # the end of an older pull, or a heartbeat
+            elif status in ("404", "408"):
+                return messages, True
+            else:
+                reason = (message.headers or {}).get("Description", "").strip()
+                log.info("pull ended", consumer=self._spec.name, status=status, reason=reason[:100])
+                return messages, reason.startswith("Batch Completed")
+        return messages, True
+
+    async def _handle(self, messages: list[Msg]) -> bool:
+        """Work off a batch; False when nothing of it could be done, so that the loop slows down."""
+        groups: dict[type[msgspec.Struct], list[tuple[Msg, Any]]] = {}
+        done = 0
+        for message in messages:
+            delivered = deliveries(message)
+            if delivered > MAX_DELIVERIES:
+                await self._end(message, "too-many-deliveries", "", delivered)
+                continue
+            try:
+                decoded: Any = decode(message.data, self._decodable)
+            except Ql3Error as error:
+                await self._end(message, "undecodable", error.field or "", delivered)
+                continue
+            groups.setdefault(cast("type[msgspec.Struct]", type(decoded)), []).append((message, decoded))
+        waiting = {id(message): message for items in groups.values() for message, _ in items}
+        work = asyncio.create_task(self._work(groups, waiting))
+        try:
+            while not work.done():
+                _, still = await asyncio.wait({work}, timeout=ACK_WAIT_S / 3)
+                if still:
+                    for message in list(waiting.values()):
+                        await self._answer(message, b"+WPI")
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+        done = work.result()
+        return done > 0 or not groups
+
+    async def _work(self, groups: dict[type[msgspec.Struct], list[tuple[Msg, Any]]], waiting: dict[int, Msg]) -> int:
+        done = 0
+        for message_type, items in groups.items():
+            for (message, _), error in zip(items, await self._run_batch(message_type, items), strict=True):
+                waiting.pop(id(message), None)
+                if error is None:
+                    done += 1
+                    await self._answer(message, b"+ACK")
+                else:
+                    await self._failed(message, error)
+        return done
+
+    async def _run_batch(
+        self, message_type: type[msgspec.Struct], items: list[tuple[Msg, Any]]
+    ) -> Sequence[BaseException | None]:
+        handler = self._handlers[message_type]
+        outcome = await self._call(handler, items)
+        if isinstance(outcome, BaseException):
+            if len(items) == 1:
+                return [outcome]
+            log.warning("a batch failed, trying its items one by one", schema=schema_of(message_type), items=len(items))
+            outcomes: list[BaseException | None] = []
+            for item in items:
+                single = await self._call(handler, [item])
+                outcomes.append(single if single is None or isinstance(single, BaseException) else single[0])
+            return outcomes
+        return outcome if outcome is not None else [None] * len(items)
+
+    async def _call(
+        self, handler: BatchHandler, items: list[tuple[Msg, Any]]
+    ) -> Sequence[BaseException | None] | BaseException | None:
+        set_traceparent((items[0][0].headers or {}).get(TRACEPARENT) if len(items) == 1 else None)
+        try:
+            outcome = await handler([decoded for _, decoded in items])
+        except Exception as error:
+            return error
+        if outcome is not None and len(outcome) != len(items):
+            return TypeError("a batch handler answers for every item or returns None")
+        return outcome
+
+    async def _failed(self, message: Msg, error: BaseException) -> None:
+        delivered = deliveries(message)
+        code = error.code if isinstance(error, Ql3Error) else type(error).__name__
+        if code in _AT_ONCE:
+            await self._end(message, code, "", delivered)
+            return
+        log.warning(
+            "an order failed and will be delivered again",
+            subject=message.subject,
+            deliveries=delivered,
+            error=code,
+            exc_info=None if isinstance(error, Ql3Error) else error,
+        )
+        await self._nak(message, delivered)
+
+    async def _end(self, message: Msg, reason: str, error: str, delivered: int) -> None:
+        if await self._bury(message, reason, error, delivered):
+            await self._answer(message, b"+TERM")
+        else:
+            await self._nak(message, delivered)
+
+    async def _nak(self, message: Msg, delivered: int) -> None:
+        delay = min(NAK_MAX_S, 2.0 ** min(delivered - 1, 8))
+        await self._answer(message, b"-NAK " + msgspec.json.encode({"delay": int(delay * NANO)}))
+
+    async def _answer(self, message: Msg, verdict: bytes) -> None:
+        try:
+            await self._connection.publish(message.reply, verdict, None, timeout=0.0)
+        except ConnectionLost:
+            # It is delivered again after its ack wait, and its handler is idempotent.
+            log.info("an ack was lost with the connection", subject=message.subject)
+
+
+def deliveries(message: Msg) -> int:
+    """How many times a JetStream message was delivered, this time included."""
+    place = place_of(message.reply)
+    return place.delivered if place is not None else 1
