@@ -1,0 +1,114 @@
+"""`ql3 up`: everything on one box, in the foreground, until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from schemas.errors import Ql3Error
+from schemas.subjects import SERVICES
+from services.cli import children
+from services.cli.assembly import House
+from services.cli.data_folder import DataFolder, write_private_json
+from services.kit.config import Config
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3")
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """What a started box tells: where it listens, and the one-time owner link while the project has no owner."""
+
+    url: str
+    owner_link: str | None
+
+
+async def run(config: Config, *, stop_runs: bool, on_ready: Callable[[Ready], None]) -> None:
+    """Start, call `on_ready`, wait for SIGINT or SIGTERM, stop. Raises `Ql3Error` when it cannot start.
+
+    `stop_runs` cancels what runs first (reason `shutdown`). It is always so for PID 1 of a container, because the
+    kernel ends a container's processes with it. Otherwise the process host stays with what still runs.
+    """
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    folder = DataFolder(config.data)
+    with folder:
+        async with Box(config, folder, stop_runs=stop_runs or os.getpid() == 1) as box:
+            on_ready(box.ready)
+            await ended.wait()
+            log.info("stopping")
+
+
+class Box:
+    """One running box: embedded nats-server and all services. The folder is locked by the caller."""
+
+    ready: Ready
+
+    def __init__(self, config: Config, folder: DataFolder, *, stop_runs: bool) -> None:
+        from services.kit.natsserver import NatsServer
+
+        self._config = config
+        self._folder = folder
+        self._nats = NatsServer(folder.part("nats"), workers=[config.worker_id])
+        self._house = House(config, SERVICES, self._options, stop_runs=stop_runs)
+
+    async def __aenter__(self) -> Box:
+        from services.vault.keyring import provision
+
+        # A nats-server that outlived a killed `up` still holds the JetStream folder.
+        for child in children.recorded(self._folder.children):
+            await asyncio.to_thread(children.end, child, grace_s=5.0)
+        provision(self._config.keyring_file)
+        await self._nats.start()
+        try:
+            self._record()
+            await self._house.start(migrating=True)
+            gateway: Any = self._house.services["gateway"]
+            console = await gateway.issue_console_credential()
+            write_private_json(self._folder.console, {"url": gateway.url, **console})
+            self.ready = Ready(url=gateway.url, owner_link=await gateway.issue_owner_link())
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop()
+
+    async def _stop(self) -> None:
+        self._folder.console.unlink(missing_ok=True)
+        await self._house.stop()
+        await self._nats.stop()
+        self._folder.children.unlink(missing_ok=True)
+
+    def _options(self, service: str) -> Any:
+        if service == "worker":
+            return self._nats.options("worker", worker=self._config.worker_id)
+        return self._nats.options(service)
+
+    def _record(self) -> None:
+        pid = self._nats.pid
+        child = children.describe("nats-server", pid) if pid else None
+        children.record(self._folder.children, [child] if child else [])
+
+
+def config_for(data: Path | None, listen: str | None, base: Config) -> Config:
+    """The configuration of `up`: edge, in a data folder. Raises `invalid` when a cluster's settings are mixed in."""
+    if base.nats_url or base.database_url:
+        raise Ql3Error(
+            "setup_invalid",
+            "ql3 up brings its own database and message server; use ql3 serve with QL3_DATABASE_URL and QL3_NATS_URL.",
+            field="QL3_NATS_URL" if base.nats_url else "QL3_DATABASE_URL",
+        )
+    changed: dict[str, Any] = {"profile": "edge", "data": (data or base.data).absolute()}
+    if listen is not None:
+        changed["listen"] = listen
+    return msgspec.structs.replace(base, **changed)
