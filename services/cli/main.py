@@ -2,10 +2,12 @@
 
 import typer
 
+from services.cli import platform
 from services.cli.cron import cron_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
+platform.register(app)
 app.add_typer(cron_app, name="cron")
 
 

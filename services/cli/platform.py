@@ -1,0 +1,118 @@
+"""`ql3 up`, `serve`, `migrate` and `demo`: the commands that run the platform itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from services.cli.refusals import refusals, say
+
+T = TypeVar("T")
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", envvar="QL3_DATA", help="The data folder; ./ql3-data when absent."),
+]
+StopRuns = Annotated[
+    bool, typer.Option("--stop-runs", help="At the end, cancel what runs instead of leaving it to the process host.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.command()(up)
+    app.command()(serve)
+    app.command()(migrate)
+    app.command()(demo)
+
+
+def up(
+    data: Data = None,
+    listen: Annotated[
+        str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where panel and API listen; 127.0.0.1:5700.")
+    ] = None,
+    stop_runs: StopRuns = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log at info level on stderr.")] = False,
+) -> None:
+    """Run everything on this box, in the foreground, until Ctrl-C or SIGTERM."""
+    with refusals():
+        from services.cli.up import Ready, config_for, run
+        from services.kit.config import load
+        from services.kit.logging import configure
+
+        config = config_for(data, listen, load())
+        configure("info" if verbose else max_level(config.log_level))
+
+        def ready(state: Ready) -> None:
+            line = say(f"ql3 is ready at {state.url}", f"ql3 已就绪：{state.url}")
+            if state.owner_link:
+                line += say(f" - become its owner: {state.owner_link}", f" - 成为所有者：{state.owner_link}")
+            print(line, flush=True)
+
+        run_async(run(config, stop_runs=stop_runs, on_ready=ready))
+
+
+def serve(
+    services: Annotated[list[str], typer.Argument(metavar="SERVICE...", help="One or more services by name.")],
+    migrating: Annotated[bool, typer.Option("--migrate", help="Migrate the services' databases first.")] = False,
+    stop_runs: StopRuns = False,
+) -> None:
+    """Run the named services against a NATS server and a database of your own (QL3_NATS_URL, QL3_DATABASE_URL)."""
+    with refusals():
+        from services.cli.serve import run
+        from services.kit.config import load
+        from services.kit.logging import configure
+
+        config = load()
+        configure(config.log_level)
+        run_async(
+            run(
+                config,
+                services,
+                migrating=migrating,
+                stop_runs=stop_runs,
+                on_ready=lambda names: print(f"serving {', '.join(names)}", flush=True),
+            )
+        )
+
+
+def migrate() -> None:
+    """Bring databases, roles and streams to this version, before services of this version start."""
+    with refusals():
+        from services.cli.serve import migrate_all
+        from services.kit.config import load
+        from services.kit.logging import configure
+
+        config = load()
+        configure(config.log_level)
+        done = run_async(migrate_all(config))
+        for line in done:
+            print(line)
+        if not done:
+            print(say("nothing to do", "没有需要迁移的内容"))
+
+
+def demo() -> None:
+    """Show the main job in a temporary folder: a schedule, a live log, an approval, an artifact. Leaves nothing."""
+    with refusals():
+        from services.cli.demo import run
+
+        raise typer.Exit(run())
+
+
+def max_level(level: str) -> str:
+    """On a terminal `up` shows one line, so only warnings follow it unless more was asked for."""
+    return "warning" if level == "info" else level
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run on uvloop, which halves the cost of a message; on asyncio's own loop where uvloop is not built."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return asyncio.run(work)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(work)
