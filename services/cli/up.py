@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 from collections.abc import Callable
@@ -61,12 +62,12 @@ class Box:
         self._house = House(config, SERVICES, self._options, stop_runs=stop_runs)
 
     async def __aenter__(self) -> Box:
-        from services.vault.keyring import provision
+        keyring: Any = importlib.import_module("services.vault.keyring")
 
         # A nats-server that outlived a killed `up` still holds the JetStream folder.
         for child in children.recorded(self._folder.children):
             await asyncio.to_thread(children.end, child, grace_s=5.0)
-        provision(self._config.keyring_file)
+        keyring.provision(self._config.keyring_file)
         await self._nats.start()
         try:
             self._record()
