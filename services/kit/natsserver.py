@@ -16,7 +16,7 @@ import signal
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,8 +43,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.nats")
 class NatsServer:
     """One nats-server in `folder` (created with mode 0700).
 
-    `port` 0 takes a free one and keeps it over restarts of this object. `workers` are the ids of the workers that get a
-    user. `memory_limit` and `storage_bytes` bound what the server may use; the defaults fit an edge box.
+    `port` 0 takes a free one and keeps it over restarts of this object. `workers` are the ids of the workers that get
+    a user. `memory_limit` and `storage_bytes` bound what the server may use; the defaults fit an edge box.
+    `on_child(pid)` is called for every child, so that who comes after a crash of ours can find and end it.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class NatsServer:
         memory_limit: str | None = EDGE_MEMORY,
         storage_bytes: int = 1024 * MIB,
         binary: Path | None = None,
+        on_child: Callable[[int], None] | None = None,
     ) -> None:
         self.folder = folder
         self.port = port
@@ -63,6 +65,7 @@ class NatsServer:
         self._memory_limit = memory_limit
         self._storage_bytes = storage_bytes
         self._binary = binary
+        self._on_child = on_child
         self._passwords: dict[str, str] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._ready: asyncio.Future[None] | None = None
@@ -200,6 +203,8 @@ class NatsServer:
             )
         except OSError as error:
             raise Ql3Error("setup_invalid", f"nats-server cannot be run: {error.strerror}.", field="nats") from error
+        if self._on_child is not None:
+            self._on_child(self._process.pid)
         self._reader = asyncio.create_task(self._read(self._process), name="nats-server log")
         try:
             await asyncio.wait_for(asyncio.shield(self._ready), START_S)

@@ -133,7 +133,7 @@ class Connection:
 
     def __init__(self, options: BusOptions) -> None:
         self.options = options
-        self.inbox = f"_INBOX_{options.service}"
+        self.inbox = f"_INBOX_{options.user or options.service}"
         self._replies = f"{self.inbox}.{secrets.token_hex(12)}"
         self._open: dict[str, asyncio.Future[Msg]] = {}
         self._tokens = itertools.count()
