@@ -300,6 +300,26 @@ def tamper() -> Tamper:
     return change
 
 
+async def execute_as_owner(database: Database, *statements: str) -> None:
+    """Runs DDL as a migration would; on PostgreSQL the service's role then has the rights of a plain table."""
+    config = database_configs[database]
+    if config.dialect == "sqlite":
+        for sql in statements:
+            await database.transact(lambda tx, sql=sql: tx.execute(Statement(sql)))
+        return
+    role = schema_name(database.service)
+    connection = await asyncpg.connect(owner_dsn(config))
+    try:
+        await connection.execute(f"SET search_path = {role}")
+        await connection.execute(
+            f"ALTER DEFAULT PRIVILEGES IN SCHEMA {role} GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {role}"
+        )
+        for sql in statements:
+            await connection.execute(sql)
+    finally:
+        await connection.close()
+
+
 def owner_dsn(config: DatabaseConfig) -> str:
     """The same PostgreSQL database as the role that owns the server."""
     return config.url.replace("postgresql:///", "postgresql://postgres@/")

@@ -6,7 +6,7 @@ the facts stay readable as the service's feed, for whoever missed the bell.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -15,6 +15,8 @@ from schemas import limits
 from schemas.base import encode, schema_of
 from schemas.errors import Ql3Error
 from schemas.system import FeedItem, FeedPage
+from services.kit.bus.envelope import MSG_ID, SCHEMA, TRACEPARENT, current_traceparent
+from services.kit.clock import monotonic_ms
 from services.kit.database import Database, Row, Statement, Transaction
 from services.kit.ids import id_floor, new_id
 
@@ -23,8 +25,8 @@ BELL: Final = "outbox"
 FALLBACK_S: Final = 1.0
 """How often the relay looks without a bell: for rows of another process, or of an earlier life of this one."""
 PRUNE_EVERY_S: Final = 60.0
-_BACKOFF_MIN_S = 0.05
-_BACKOFF_MAX_S = 2.0
+_BACKOFF_MIN_MS = 50
+_BACKOFF_MAX_MS = 2_000
 _PRUNE_ROWS = 500
 
 Outgoing = tuple[str, bytes, dict[str, str]]
@@ -67,7 +69,7 @@ async def _write(tx: Transaction, kind: str, items: Sequence[tuple[str, msgspec.
     if not items:
         return []
     now_ms = await tx.now_ms()
-    traceparent: str | None = None
+    traceparent = current_traceparent()
     rows: list[tuple[str, str, str, str, str, str | None, int]] = []
     for subject, message in items:
         payload = encode(message)
@@ -100,14 +102,23 @@ _MARK = Statement(
 class Relay:
     """Publishes what the outbox holds. `step` is run by a loop that shares `bell` and looks every `FALLBACK_S`."""
 
-    def __init__(self, database: Database, publisher: Publisher, *, batch: int = limits.BATCH_ITEMS) -> None:
+    def __init__(
+        self,
+        database: Database,
+        publisher: Publisher,
+        *,
+        batch: int = limits.BATCH_ITEMS,
+        monotonic: Callable[[], int] = monotonic_ms,
+    ) -> None:
         if not 1 <= batch <= limits.BATCH_ITEMS:
             raise ValueError(f"a batch is 1 to {limits.BATCH_ITEMS} rows")
         self.bell = database.bell(BELL)
         self._database = database
         self._publisher = publisher
         self._batch = batch
+        self._monotonic = monotonic
         self._failures = 0
+        self._retry_at_ms: int | None = None
 
     async def step(self) -> bool | float | None:
         """Publishes one batch. True: more waits; a number: the bus refused, look again in so many seconds; None: done.
@@ -115,14 +126,19 @@ class Relay:
         What the bus did not take stays and is tried again; what it took is never published by a later step, except
         when the mark itself is lost, and then under the same id.
         """
+        now_ms = self._monotonic()
+        if self._retry_at_ms is not None and now_ms < self._retry_at_ms:
+            return (self._retry_at_ms - now_ms) / 1000  # commits ring all the time; a bus that is down is left alone
         if self._database.dialect == "postgresql":
             taken, refused = await self._database.transact(self._claimed)
         else:
             taken, refused = await self._beside_the_writer()
         if refused:
+            pause_ms = min(_BACKOFF_MAX_MS, _BACKOFF_MIN_MS * 2 ** min(self._failures, 10))
             self._failures += 1
-            return min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2 ** min(self._failures - 1, 10))
-        self._failures = 0
+            self._retry_at_ms = self._monotonic() + pause_ms
+            return pause_ms / 1000
+        self._failures, self._retry_at_ms = 0, None
         return True if taken == self._batch else None
 
     async def _claimed(self, tx: Transaction) -> tuple[int, int]:
@@ -146,9 +162,9 @@ class Relay:
             return []
         items: list[Outgoing] = []
         for row in rows:
-            headers = {"Nats-Msg-Id": row["id"], "Ql3-Schema": row["message_schema"]}
+            headers = {MSG_ID: row["id"], SCHEMA: row["message_schema"]}
             if row["traceparent"]:
-                headers["traceparent"] = row["traceparent"]
+                headers[TRACEPARENT] = row["traceparent"]
             items.append((row["subject"], row["payload"].encode(), headers))
         outcomes = await self._publisher.publish_many(items)
         return [row["key"] for row, outcome in zip(rows, outcomes, strict=True) if outcome is None]

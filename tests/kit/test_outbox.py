@@ -9,6 +9,7 @@ import pytest
 from schemas.base import Message
 from schemas.errors import Ql3Error
 from services.kit import outbox
+from services.kit.clock import ManualClock
 from services.kit.database import Database, Statement, Transaction
 from services.kit.outbox import Pruner, Relay, read_feed
 from tests.fixtures_database import DatabaseFor, reopen, shift_clock
@@ -117,9 +118,15 @@ async def test_a_full_batch_says_that_more_waits(database: Database, bus: FakeBu
 async def test_a_bus_that_is_down_loses_nothing_and_is_asked_ever_more_seldom(database: Database, bus: FakeBus):
     await write(database, 1, 2)
     bus.down = True
-    relay = Relay(database, bus)
-    pauses = [await relay.step() for _ in range(8)]
+    clock = ManualClock()
+    relay = Relay(database, bus, monotonic=clock.now_ms)
+    pauses = []
+    for _ in range(8):
+        pauses.append(pause := await relay.step())
+        assert await relay.step() == pause  # rung too early: nothing is sent
+        clock.advance(round(pause * 1000))
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert bus.calls == 8
     bus.down = False
     assert await relay.step() is None
     assert bus.numbers() == [1, 2]
@@ -131,10 +138,12 @@ async def test_a_bus_that_is_down_loses_nothing_and_is_asked_ever_more_seldom(da
 async def test_what_the_bus_took_is_marked_though_its_neighbour_was_refused(database: Database, bus: FakeBus):
     await write(database, 1, 2, 3)
     bus.refuse = {2}
-    relay = Relay(database, bus)
+    clock = ManualClock()
+    relay = Relay(database, bus, monotonic=clock.now_ms)
     assert await relay.step() == 0.05
     assert bus.numbers() == [1, 3]
     bus.refuse = set()
+    clock.advance(50)
     calls = bus.calls
     assert await relay.step() is None
     assert bus.numbers() == [1, 3, 2]

@@ -26,7 +26,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 READERS = 2
-_BUSY_S = 2.0
+BUSY_S = 2.0
+"""How long SQLite itself waits for another process that writes, before the port's retries."""
 _MARK_AHEAD_MS = 1_000
 """How far the stored high-water mark runs ahead of the clock, and so how often a write transaction renews it."""
 
@@ -39,14 +40,16 @@ def path_of(config: DatabaseConfig, service: str) -> Path:
     return Path(config.directory) / f"{service}.sqlite3"
 
 
-async def open_sqlite(config: DatabaseConfig, service: str, *, clock: SteadyClock | None = None) -> SqliteDatabase:
+async def open_sqlite(
+    config: DatabaseConfig, service: str, *, clock: SteadyClock | None = None, busy_s: float = BUSY_S
+) -> SqliteDatabase:
     """Opens the service's file, making it (and its folder, for the owner only) when there is none."""
     path = path_of(config, service)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise errors.DatabaseUnavailable("The folder of the database cannot be made.") from error
-    writer = await connect(path, read_only=False)
+    writer = await connect(path, read_only=False, busy_s=busy_s)
     return SqliteDatabase(service, path, writer, clock or SteadyClock())
 
 
@@ -104,6 +107,8 @@ class SqliteDatabase(Database):
     @asynccontextmanager
     async def _reader(self) -> AsyncGenerator[Connection]:
         async with self._reading:
+            if self._closed:
+                raise errors.DatabaseUnavailable("The database is closed.")
             reader = self._idle.pop() if self._idle else await connect(self._path, read_only=True)
             try:
                 yield reader
@@ -183,9 +188,9 @@ class Connection(aiosqlite.Connection):
             raise
 
 
-async def connect(path: Path, *, read_only: bool) -> Connection:
+async def connect(path: Path, *, read_only: bool, busy_s: float = BUSY_S) -> Connection:
     def connector() -> sqlite3.Connection:
-        connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, cached_statements=512)
+        connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, cached_statements=512)
         try:
             if not read_only and connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
                 raise sqlite3.OperationalError("no write-ahead log here")

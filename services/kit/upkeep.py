@@ -1,0 +1,18 @@
+"""The loops that every service with tables runs beside its own."""
+
+from __future__ import annotations
+
+from services.kit import audit, outbox
+from services.kit.database import Database
+from services.kit.loops import Loop
+
+
+def upkeep(database: Database, publisher: outbox.Publisher) -> list[Loop]:
+    """The outbox's relay and pruner and the audit's sealer, not started yet. Start them with the service, stop them
+    after its own loops, so that what those committed last still goes out."""
+    relay, pruner, sealer = outbox.Relay(database, publisher), outbox.Pruner(database), audit.Sealer(database)
+    return [
+        Loop("outbox-relay", relay.step, every_s=outbox.FALLBACK_S, bell=relay.bell),
+        Loop("outbox-pruner", pruner.step, every_s=outbox.PRUNE_EVERY_S),
+        Loop("audit-sealer", sealer.step, every_s=audit.FALLBACK_S, bell=sealer.bell),
+    ]
