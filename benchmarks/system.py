@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from services.kit.bus import BusOptions
+
 READY_LIMIT_S = 60.0
 
 
@@ -36,6 +38,18 @@ class System:
         """The bearer token of the local console."""
         console = self.console
         return f"ql3c_{console['credential_id']}_{console['secret']}"
+
+    @property
+    def url(self) -> str:
+        """Where the gateway listens."""
+        return self.console["url"]
+
+    def bus_options(self, user: str) -> BusOptions:
+        """How a service's user connects to the embedded nats-server."""
+        nats = self.data / "nats"
+        password = json.loads((nats / "credentials.json").read_text())[user]
+        url = json.loads((nats / "endpoint.json").read_text())["url"]
+        return BusOptions(servers=(url,), service=user, user=user, password=password)
 
     def command(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a `ql3` command against this system."""

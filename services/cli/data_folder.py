@@ -34,6 +34,11 @@ class DataFolder:
         """`children.json`: pid and start ticks of what `up` started."""
         return self.root / "children.json"
 
+    @property
+    def nats_endpoint(self) -> Path:
+        """`nats/endpoint.json`: the url of the embedded nats-server; passwords are in `nats/credentials.json`."""
+        return self.root / "nats" / "endpoint.json"
+
     def part(self, name: str) -> Path:
         """One of the folders of the layout."""
         return self.root / name

@@ -71,6 +71,7 @@ class Box:
         await self._nats.start()
         try:
             self._record()
+            write_private_json(self._folder.nats_endpoint, {"url": self._nats.url})
             await self._house.start(migrating=True)
             gateway: Any = self._house.services["gateway"]
             console = await gateway.issue_console_credential()
