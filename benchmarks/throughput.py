@@ -1,8 +1,8 @@
 """Durable runs of /bin/true a second, from the first submit to the last settled.
 
 `just bench throughput [--quick] [--profile edge|standalone] [--runs N]`. Runs are submitted in batches to the
-dispatcher by the request that the scheduler uses. `ratio` compares with a bare loop of `os.posix_spawn` with 8 in flight,
-measured before and after in the same run; `api_ratio` compares submission of whole runs over HTTP with it.
+dispatcher by the request that the scheduler uses. `ratio` compares with a bare loop of `os.posix_spawn` with 8 in
+flight, measured before and after in the same run; `api_ratio` compares submission of whole runs over HTTP with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import msgspec
 from uuid_utils import uuid7
 
 from benchmarks.limits import spawn_rate
-from benchmarks.system import System, ql3_standalone, ql3_up
+from benchmarks.standalone import Standalone, ql3_standalone
+from benchmarks.system import System, ql3_up
 from schemas.base import decode
 from schemas.endpoints import RUNS_SUBMIT
 from schemas.identity import Subject
@@ -64,7 +65,7 @@ def main() -> None:
     print(json.dumps(figure))
 
 
-async def submitted_to_settled(system: System, count: int) -> float:
+async def submitted_to_settled(system: System | Standalone, count: int) -> float:
     """Submit `count` runs in batches of 256 and wait for the fact of the last one's end; runs a second."""
     revision = ExecutionRevision(
         project="default",
@@ -101,7 +102,7 @@ def _order(digest: str) -> RunOrder:
     )
 
 
-async def over_api(system: System, count: int) -> float:
+async def over_api(system: System | Standalone, count: int) -> float:
     """The same over HTTP: create a task, submit batches of 256 over eight connections, wait for the last end."""
     headers = {"Authorization": f"Bearer {system.token}"}
     name = f"api-{uuid7().hex[-12:]}"
@@ -120,8 +121,11 @@ async def over_api(system: System, count: int) -> float:
                 first = waiting.pop()
                 size = min(BATCH_ITEMS, count - first)
                 keys = [{"task": name, "idempotency_key": str(uuid7())} for _ in range(size)]
-                answer = await http.post("/api/v3/projects/default/runs:batch", content=msgspec.json.encode({"runs": keys}),
-                                         headers={"Content-Type": "application/json"})  # fmt: skip
+                answer = await http.post(
+                    "/api/v3/projects/default/runs:batch",
+                    content=msgspec.json.encode({"runs": keys}),
+                    headers={"Content-Type": "application/json"},
+                )
                 answer.raise_for_status()
                 settled.expect(item["run"]["id"] for item in answer.json()["items"])
 

@@ -24,7 +24,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -45,12 +45,15 @@ DatabaseFor = Callable[..., Awaitable[Database]]
 class Postgres:
     """A real server on a Unix socket in a short path; roles other than the owner need their password."""
 
-    def __init__(self, folder: Path, user: str | None) -> None:
+    def __init__(self, folder: Path, user: str | None, *, durable: bool = False, port: int | None = None) -> None:
         self.folder = folder
+        self._durable = durable
+        self._port = port
         self._user = user
         self._templates: set[str] = set()
         self.password = secrets.token_urlsafe(16)
-        self._process = self._start(_installation(folder, user))
+        self.binaries = _installation(folder, user)
+        self._process = self._start(self.binaries)
 
     def admin_dsn(self, database: str = "postgres") -> str:
         """The address as the role that owns the server."""
@@ -104,15 +107,16 @@ class Postgres:
         initdb = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "--no-sync", "--encoding=UTF8"]
         initdb += ["--locale=C.UTF-8", "--auth=trust"]
         subprocess.run(initdb, check=True, capture_output=True, **self._as_user())
-        hba = "local all postgres trust\nlocal all all scram-sha-256\n"
+        hba = "local all postgres trust\nlocal all all scram-sha-256\nhost all all 127.0.0.1/32 scram-sha-256\n"
         (data / "pg_hba.conf").write_text(hba)
         log = (self.folder / "server.log").open("wb")
         settings = {
-            "listen_addresses": "",
+            "listen_addresses": "" if self._port is None else "127.0.0.1",
+            "port": str(self._port or 5432),
             "unix_socket_directories": str(self.folder),
             "max_connections": "200",
-            "fsync": "off",  # a test's database does not outlive its machine
-            "full_page_writes": "off",
+            "fsync": "on" if self._durable else "off",  # a test's database does not outlive its machine
+            "full_page_writes": "on" if self._durable else "off",
             "shared_buffers": "64MB",
             "max_wal_size": "256MB",
         }
@@ -130,7 +134,7 @@ class Postgres:
 
     def _await_socket(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + 60
-        ready = [str(_BINARIES / "pg_isready"), "-q", "-h", str(self.folder)]
+        ready = [str(_BINARIES / "pg_isready"), "-q", "-h", str(self.folder), "-p", str(self._port or 5432)]
         while subprocess.run(ready, check=False).returncode != 0:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError((self.folder / "server.log").read_text())
@@ -167,20 +171,27 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGQUIT)  # PR_SET_PDEATHSIG: a killed test run leaves no server behind
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Generator[Postgres]:
-    """One real PostgreSQL server for the whole session. As root it runs as `nobody`, which it insists on."""
+@contextmanager
+def postgres_server(*, durable: bool = False, port: int | None = None) -> Generator[Postgres]:
+    """A real PostgreSQL server. As root it runs as `nobody`, which it insists on; `port` opens loopback as well."""
     with tempfile.TemporaryDirectory(prefix="ql3-pg-", dir="/tmp") as name:  # a socket's path must be short
         folder = Path(name)
         user = "nobody" if os.geteuid() == 0 else None
         if user is not None:
             entry = pwd.getpwnam(user)
             os.chown(folder, entry.pw_uid, entry.pw_gid)
-        server = Postgres(folder, user)
+        server = Postgres(folder, user, durable=durable, port=port)
         try:
             yield server
         finally:
             server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Generator[Postgres]:
+    """One real PostgreSQL server for the whole session."""
+    with postgres_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

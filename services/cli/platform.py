@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     app.command()(serve)
     app.command()(migrate)
     app.command()(demo)
+    app.command()(provision)
 
 
 def up(
@@ -101,6 +102,28 @@ def demo() -> None:
         from services.cli.demo import run
 
         raise typer.Exit(run())
+
+
+def provision(
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="The folder for the files.")],
+    worker: Annotated[
+        list[str] | None, typer.Option("--worker", metavar="ID", help="A worker that gets a NATS user; repeatable.")
+    ] = None,
+    nats_host: Annotated[str, typer.Option("--nats-host", help="Where nats-server listens.")] = "0.0.0.0",  # noqa: S104
+    nats_port: Annotated[int, typer.Option("--nats-port", min=1, max=65535)] = 4222,
+    nats_store: Annotated[str, typer.Option("--nats-store", help="JetStream's folder, as it sees it.")] = "/data",
+    database: Annotated[
+        str, typer.Option("--database", metavar="HOST:PORT/NAME", help="PostgreSQL, as the services see it.")
+    ] = "postgres:5432/ql3",
+) -> None:
+    """Write passwords and a nats-server configuration for an installation with a process per service."""
+    with refusals():
+        from services.cli.provision import provision as write
+
+        workers = worker or ["local"]
+        names = write(output, workers=workers, host=nats_host, port=nats_port, store=nats_store, database=database)
+        for name in names:
+            print(output / name)
 
 
 def max_level(level: str) -> str:
