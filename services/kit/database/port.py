@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from services.kit.database.errors import DatabaseBusy, Retryable, TransactionAborted
+from services.kit.database.errors import DatabaseBusy, DatabaseUnavailable, Retryable, TransactionAborted
 from services.kit.database.statement import Dialect, Statement
 
 T = TypeVar("T")
@@ -149,6 +149,8 @@ class Database(abc.ABC):
                 return await once(work)
             except Retryable as lost:
                 if attempt == len(_BACKOFF_MS):
+                    if isinstance(lost.__cause__, DatabaseUnavailable):
+                        raise lost.__cause__ from None
                     raise DatabaseBusy("Others kept changing the same rows.") from lost
                 pause_ms = _BACKOFF_MS[attempt] * (1 + random.random())  # noqa: S311 - jitter
             attempt += 1

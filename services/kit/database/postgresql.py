@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from services.kit.database import asyncpg_driver, errors
 from services.kit.database.asyncpg_driver import Connection, Pool, asyncpg
@@ -18,6 +18,7 @@ from services.kit.database.port import Database, Row, Transaction, uninterrupted
 from services.kit.database.statement import Dialect, Statement
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 SUPPORTED_MAJORS = range(16, 19)
 STATEMENT_TIMEOUT_MS = 15_000
@@ -122,7 +123,8 @@ class PostgresqlDatabase(Database):
             answer = translated(error)
             # A deferred constraint or a serialization failure is an answer; silence is not.
             if isinstance(answer, errors.DatabaseUnavailable):
-                connection.terminate()
+                with suppress(Exception):
+                    connection.terminate()
                 raise errors.CommitUnknown from error
             raise answer from error
         if status != "COMMIT":
@@ -146,8 +148,8 @@ class PostgresqlDatabase(Database):
                 await transaction.begin(begin)
                 yield connection, transaction
             finally:
-                if connection.is_in_transaction():
-                    with suppress(Exception):
+                with suppress(Exception):
+                    if connection.is_in_transaction():
                         await connection.execute("ROLLBACK")
         finally:
             with suppress(Exception):  # a broken connection is replaced by the pool; the first error counts
@@ -171,35 +173,38 @@ class PostgresqlTransaction(Transaction):
         self._connection = connection
 
     async def begin(self, sql: str) -> None:
-        """Opens the transaction."""
-        await self._answered(self._connection.execute(sql))
+        """Opens the transaction. A connection that died in the pool has done nothing yet: the next one is tried."""
+        try:
+            await self._answered(self._connection.execute, sql)
+        except errors.DatabaseUnavailable as error:
+            raise errors.Retryable from error
 
     async def fetch(self, statement: Statement, *args: Any) -> list[Row]:
         self.refuse_aborted()
-        records = await self._answered(self._connection.fetch(statement.postgresql, *args))
+        records = await self._answered(self._connection.fetch, statement.postgresql, *args)
         return [dict(record.items()) for record in records]
 
     async def execute(self, statement: Statement, *args: Any) -> int:
         self.refuse_aborted()
-        status = await self._answered(self._connection.execute(statement.postgresql, *args))
+        status = await self._answered(self._connection.execute, statement.postgresql, *args)
         count = status.rpartition(" ")[2]
         return int(count) if count.isdecimal() else 0
 
     async def execute_many(self, statement: Statement, rows: Sequence[Sequence[Any]]) -> None:
         self.refuse_aborted()
         if rows:
-            await self._answered(self._connection.executemany(statement.postgresql, rows))
+            await self._answered(self._connection.executemany, statement.postgresql, rows)
 
     async def _control(self, sql: str) -> None:
-        await self._answered(self._connection.execute(sql))
+        await self._answered(self._connection.execute, sql)
 
     async def _read_clock(self) -> int:
         self.refuse_aborted()
-        return await self._answered(self._connection.fetchval("SELECT kit_now_ms()"))
+        return await self._answered(self._connection.fetchval, "SELECT kit_now_ms()")
 
-    async def _answered(self, answer: Awaitable[T]) -> T:
+    async def _answered(self, ask: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return await answer
+            return await ask(*args, **kwargs)  # a connection that is gone refuses at the call already
         except Exception as error:
             self.aborted = True
             raise translated(error) from error

@@ -7,6 +7,7 @@ leave at any time: the ROLLBACK it queued runs before whatever comes next.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -28,6 +29,7 @@ P = ParamSpec("P")
 READERS = 2
 BUSY_S = 2.0
 """How long SQLite itself waits for another process that writes, before the port's retries."""
+_OPEN_TRIES, _OPEN_PAUSE_S = 100, 0.05
 _MARK_AHEAD_MS = 1_000
 """How far the stored high-water mark runs ahead of the clock, and so how often a write transaction renews it."""
 
@@ -44,13 +46,21 @@ async def open_sqlite(
     config: DatabaseConfig, service: str, *, clock: SteadyClock | None = None, busy_s: float = BUSY_S
 ) -> SqliteDatabase:
     """Opens the service's file, making it (and its folder, for the owner only) when there is none."""
+    path = prepared(config, service)
+    writer = await connect(path, read_only=False, busy_s=busy_s)
+    return SqliteDatabase(service, path, writer, clock or SteadyClock())
+
+
+def prepared(config: DatabaseConfig, service: str) -> Path:
+    """The service's file, made when missing, with its folder; new ones are for their owner only."""
     path = path_of(config, service)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # SQLite gives its log the rights of the file.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        raise errors.DatabaseUnavailable("The folder of the database cannot be made.") from error
-    writer = await connect(path, read_only=False, busy_s=busy_s)
-    return SqliteDatabase(service, path, writer, clock or SteadyClock())
+        raise errors.DatabaseUnavailable("The file of the database cannot be opened.") from error
+    return path
 
 
 class SqliteDatabase(Database):
@@ -174,6 +184,15 @@ class Connection(aiosqlite.Connection):
         super().__init__(connector, iter_chunk_size=64)
         self._thread.daemon = True  # a database that nobody closed must not keep a process alive
 
+    async def opened(self) -> Connection:
+        """Opens it; a connection that cannot be opened has ended its thread when this raises."""
+        try:
+            await self
+        except sqlite3.Error as error:
+            await asyncio.to_thread(self._thread.join)
+            raise translated(error) from error
+        return self
+
     async def call(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
@@ -208,10 +227,13 @@ async def connect(path: Path, *, read_only: bool, busy_s: float = BUSY_S) -> Con
             raise
         return connection
 
-    try:
-        return await Connection(connector)  # pyright: ignore[reportReturnType] - typed as its base class
-    except sqlite3.Error as error:
-        raise translated(error) from error
+    for _ in range(_OPEN_TRIES):
+        try:
+            return await Connection(connector).opened()
+        except errors.Retryable:
+            # Switching a new file to its log does not wait for others as statements do.
+            await asyncio.sleep(_OPEN_PAUSE_S)
+    raise errors.DatabaseBusy("Another process holds the file of the database.")
 
 
 # What runs on a connection's thread.

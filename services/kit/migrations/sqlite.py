@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Concatenate, ParamSpec, TypeVar
 
 from services.kit.clock import wall_ms
 from services.kit.database.config import DatabaseConfig
-from services.kit.database.sqlite import Connection, connect, path_of
-from services.kit.migrations.stream import Applied, Purgeable, Step, StepChanged, StepFailed
+from services.kit.database.errors import Retryable
+from services.kit.database.sqlite import Connection, connect, prepared
+from services.kit.migrations.stream import KIT, Applied, LeaderUnavailable, Purgeable, Step, StepChanged, StepFailed
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 _HISTORY = """
 CREATE TABLE IF NOT EXISTS schema_migrations (
@@ -43,17 +48,15 @@ class SqliteStore:
     @classmethod
     async def open(cls, config: DatabaseConfig, service: str) -> SqliteStore:
         """Opens the file, making it and its folder when missing."""
-        path = path_of(config, service)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return cls(await connect(path, read_only=False))
+        return cls(await connect(prepared(config, service), read_only=False))
 
     async def history(self) -> list[Applied]:
         """What was applied."""
-        return await self._connection.call(_history)
+        return await self._call(KIT, _history)
 
     async def apply(self, step: Step) -> bool:
         """Applies one step; False when another process did meanwhile."""
-        return await self._connection.call(_apply, step)
+        return await self._call(step.name, _apply, step)
 
     async def finish(self, steps: list[Step]) -> None:
         """Nothing: a file has no roles."""
@@ -61,6 +64,14 @@ class SqliteStore:
     async def close(self) -> None:
         """Closes the file."""
         await self._connection.close()
+
+    async def _call(
+        self, step: str, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        try:
+            return await self._connection.call(function, *args, **kwargs)
+        except Retryable as busy:
+            raise LeaderUnavailable(step) from busy
 
 
 def _history(connection: sqlite3.Connection) -> list[Applied]:
