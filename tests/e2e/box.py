@@ -1,4 +1,4 @@
-"""A real `ql3 up` in a folder of the test: started, killed and started again, with scripts that record their own starts."""
+"""A real `ql3 up` in a folder of the test: started, killed, started again, with scripts that record their starts."""
 
 from __future__ import annotations
 
