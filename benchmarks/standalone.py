@@ -72,6 +72,7 @@ class Standalone:
             check=True,
         )
         self.start_nats()
+        self.ql3("keyring", "--file", str(self.folder / "keyring.json"))
         self.ql3(
             "migrate",
             QL3_DATABASE_ADMIN_URL=self._admin_url,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from schemas.errors import Ql3Error
 from services.cli.refusals import refusals, say
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ def register(app: typer.Typer) -> None:
     app.command()(migrate)
     app.command()(demo)
     app.command()(provision)
+    app.command()(keyring)
 
 
 def up(
@@ -124,6 +126,21 @@ def provision(
         names = write(output, workers=workers, host=nats_host, port=nats_port, store=nats_store, database=database)
         for name in names:
             print(output / name)
+
+
+def keyring(
+    file: Annotated[Path, typer.Option("--file", metavar="FILE", help="The vault's keyring; kept when it is there.")],
+) -> None:
+    """Make the vault's keyring (mode 0600) before its first start; `ql3 up` does it by itself."""
+    with refusals():
+        import importlib
+
+        vault: Any = importlib.import_module("services.vault.keyring")
+        try:
+            vault.provision(file.absolute())
+        except OSError as error:
+            raise Ql3Error("setup_invalid", f"It cannot be written ({error.strerror}).", field="--file") from error
+        print(file)
 
 
 def max_level(level: str) -> str:
