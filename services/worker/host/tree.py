@@ -1,0 +1,190 @@
+"""Who belongs to whom. Every process that an attempt ever started is below the host, because the host is a subreaper: a
+process whose parent died becomes the host's own child. So a tree is empty exactly when the host has no child of it.
+
+Which attempt an adopted orphan belongs to is decided by, in this order: what was seen of it before, the tag it
+inherited (`spawn.tag_of`), its session, the marker `QL3_ATTEMPT_ID` in its first environment. It can lose one of them,
+hardly all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from services.worker.host.identity import Stat, read_stat
+
+MARKER: Final = b"QL3_ATTEMPT_ID="
+_RTTIME_LINE: Final = b"Max realtime timeout"
+
+Key = tuple[int, int]
+"""(pid, start ticks): one process."""
+
+
+def children_of_self() -> list[int]:
+    """Pids of the host's own children, adopted ones and zombies included."""
+    try:
+        fd = os.open("/proc/thread-self/children", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        own = os.getpid()
+        return [stat.pid for stat in everybody().values() if stat.ppid == own]
+    try:
+        raw = b""
+        while chunk := os.read(fd, 65536):
+            raw += chunk
+    finally:
+        os.close(fd)
+    return [int(pid) for pid in raw.split()]
+
+
+def everybody() -> dict[int, Stat]:
+    """Every process that `/proc` shows, by pid: one pass, not an instant."""
+    found: dict[int, Stat] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                stat = read_stat(int(name))
+            except OSError:
+                continue
+            if stat is not None:
+                found[stat.pid] = stat
+    return found
+
+
+def inherited_tag(pid: int) -> int | None:
+    """The tag on a process, or None if it has none or is gone."""
+    raw = _read(f"/proc/{pid}/limits")
+    at = raw.find(_RTTIME_LINE)
+    if at < 0:
+        return None
+    soft = raw[at + len(_RTTIME_LINE) :].split(None, 1)[0]
+    return int(soft) if soft.isdigit() else None
+
+
+def marker(pid: int) -> str | None:
+    """The attempt id in the environment that the process was started with, or None."""
+    for entry in _read(f"/proc/{pid}/environ").split(b"\0"):
+        if entry.startswith(MARKER):
+            return entry[len(MARKER) :].decode("ascii", "replace")
+    return None
+
+
+class Trees:
+    """Attributes processes to attempts. `add` and `remove` name the attempts that are of interest."""
+
+    def __init__(self) -> None:
+        self._by_tag: dict[int, str] = {}
+        self._by_session: dict[int, str] = {}
+        self._known: dict[Key, str | None] = {}
+
+    def add(self, attempt: str, tag: int, pid: int) -> None:
+        """An attempt and its first process (0: not known)."""
+        self._by_tag[tag] = attempt
+        if pid:
+            self._by_session[pid] = attempt
+
+    def remove(self, attempt: str, tag: int, pid: int) -> None:
+        """Nothing of this attempt is left."""
+        self._by_tag.pop(tag, None)
+        self._by_session.pop(pid, None)
+        if self._known:
+            self._known = {key: owner for key, owner in self._known.items() if owner != attempt}
+
+    def owner(self, stat: Stat) -> str | None:
+        """The attempt that a process belongs to when its ancestry does not tell; remembered once found."""
+        key = (stat.pid, stat.start_ticks)
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        tag = inherited_tag(stat.pid)
+        owner = self._by_tag.get(tag) if tag is not None else None
+        if owner is None:
+            owner = self._by_session.get(stat.session)
+        if owner is None:
+            named = marker(stat.pid)
+            owner = named if named in self._by_tag.values() else None
+        if owner is not None:
+            self._known[key] = owner
+        return owner
+
+    def orphans(self, mains: Collection[int]) -> dict[str | None, list[int]]:
+        """The host's adopted children by attempt; None holds those that nothing tells about."""
+        found: dict[str | None, list[int]] = {}
+        for pid in children_of_self():
+            if pid in mains:
+                continue
+            stat = read_stat(pid)
+            if stat is not None and stat.state not in "ZX":
+                found.setdefault(self.owner(stat), []).append(pid)
+        return found
+
+    def members(self, mains: dict[int, str]) -> dict[str, list[Stat]]:
+        """Every living process below the host by attempt, and remembers them for when their parents are gone."""
+        everyone = everybody()
+        below: dict[int, list[Stat]] = {}
+        for stat in everyone.values():
+            below.setdefault(stat.ppid, []).append(stat)
+        found: dict[str, list[Stat]] = {}
+        for root in below.get(os.getpid(), []):
+            attempt = mains.get(root.pid) or self.owner(root)
+            if attempt is not None:
+                self._collect(attempt, root, below, found.setdefault(attempt, []))
+        return found
+
+    def strays(self, attempts: Iterable[str]) -> dict[str, list[Stat]]:
+        """Living processes anywhere on the machine that carry these attempts' tag, session or marker: what a host
+        that died has left. Its descendants carry the tag themselves."""
+        wanted = set(attempts)
+        found: dict[str, list[Stat]] = {}
+        own = os.getpid()
+        for stat in everybody().values():
+            if stat.pid != own and stat.state not in "ZX" and stat.session != 0:
+                owner = self.owner(stat)
+                if owner in wanted:
+                    found.setdefault(owner, []).append(stat)
+        return found
+
+    def _collect(self, attempt: str, root: Stat, below: dict[int, list[Stat]], into: list[Stat]) -> None:
+        waiting = [root]
+        while waiting:
+            stat = waiting.pop()
+            if stat.state not in "ZX":
+                into.append(stat)
+                self._known[stat.pid, stat.start_ticks] = attempt
+            waiting += below.get(stat.pid, [])
+
+
+def send(stat: Stat, number: signal.Signals) -> bool:
+    """Signal exactly that process, never one that got its pid since. False if it may not be signalled."""
+    try:
+        fd = os.pidfd_open(stat.pid)
+    except (ProcessLookupError, PermissionError):
+        return True
+    try:
+        now = read_stat(stat.pid)
+        if now is not None and now.start_ticks == stat.start_ticks:
+            signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _read(path: str) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    raw = b""
+    try:
+        while len(raw) < 1 << 20 and (chunk := os.read(fd, 65536)):
+            raw += chunk
+    except OSError:
+        pass  # it ended meanwhile, or is not ours to look at
+    finally:
+        os.close(fd)
+    return raw
