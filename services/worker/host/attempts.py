@@ -21,7 +21,6 @@ class Attempt:
         "ended_ms",
         "ended_s",
         "eof",
-        "followed",
         "grace_s",
         "id",
         "key",
@@ -58,7 +57,6 @@ class Attempt:
         self.stopped: str | None = None
         self.phase: Phase = "running"
         self.eof = False
-        self.followed = False
         self.left_behind = 0
         self.survivors = 0
         self.kill_pause_s = 0.02

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import select
@@ -53,6 +54,7 @@ class Host:
         self._ending: set[str] = set()
         self._timers: list[tuple[float, int, str, str]] = []
         self._timer_number = 0
+        self._followed: set[str] = set()
         self._grown: set[str] = set()
         self._grown_at = 0.0
         self._recent: deque[str] = deque(maxlen=RECENT)
@@ -136,11 +138,8 @@ class Host:
 
     def follow(self, attempts: list[str]) -> None:
         """From now on tell the growth of exactly these logs."""
-        wanted = set(attempts)
-        for attempt in self.attempts.values():
-            attempt.followed = attempt.id in wanted
-            if attempt.followed and attempt.pump.stored:
-                self._grown.add(attempt.id)
+        self._followed = set(attempts)
+        self._grown |= {name for name in self._followed & self.attempts.keys() if self.attempts[name].pump.stored}
 
     def sweep(self, items: list[dict[str, Any]]) -> None:
         """End what an earlier host left of these attempts, then tell each as gone (or unknown)."""
@@ -275,7 +274,7 @@ class Host:
     def _move(self, attempt: Attempt) -> None:
         if not attempt.pump.move():
             self._output_ended(attempt)
-        if attempt.followed:
+        if attempt.id in self._followed:
             self._grown.add(attempt.id)
 
     def _output_ended(self, attempt: Attempt) -> None:
@@ -387,10 +386,8 @@ class Host:
             self._grown.clear()
 
     def _ring(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):  # it is ringing already
             os.write(self._wake_w, b"\0")
-        except BlockingIOError:
-            pass  # it is ringing already
 
     def _drain_wake(self) -> None:
         try:

@@ -39,10 +39,8 @@ def main() -> int:
         print("this kernel has no subreapers; the process host needs them", file=sys.stderr)
         return 1
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        os.unlink(SOCKET_NAME, dir_fd=directory_fd)  # of a host that died: the lock is ours
-    except FileNotFoundError:
-        pass
+    with contextlib.suppress(FileNotFoundError):  # of a host that died: the lock is ours
+        os.unlink(SOCKET_NAME, dir_fd=directory_fd)
     listener.bind(socket_address(directory_fd))
     listener.listen(4)
     host = Host(listen_fd=listener.detach(), logs_fd=open_directory(logs), receipts=Receipts(f"{directory}/receipts"))

@@ -6,6 +6,7 @@ it was cut. Memory is one shared buffer, however much is written.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -145,10 +146,8 @@ class Pump:
 
     def _widen(self) -> None:
         self._wide = True
-        try:
+        with contextlib.suppress(OSError):  # over the user's budget for pipes: the usual 64 KiB do
             fcntl.fcntl(self.pipe, _F_SETPIPE_SZ, SPLICE_BYTES)
-        except OSError:
-            pass  # over the user's budget for pipes: the usual 64 KiB do
 
     def _open(self) -> int:
         if self.file < 0:

@@ -1,8 +1,8 @@
 """Completion receipts: one line an ended attempt, in append-only segment files, durable before anybody is told.
 
 A record is `ql3r1 <sha256 of body> <proof> <body JSON>` and a line end; the proof is HMAC-SHA256 under the attempt's
-token digest, which is never stored here. Properties: an attempt has one receipt (`append` refuses a second); a record is
-complete or absent after a crash at any byte (digest and line end; the unwritten rest of a segment is zeros); what is
+token digest, which is never stored here. Properties: an attempt has one receipt (`append` refuses a second); a record
+is complete or absent after a crash at any byte (digest and line end; the unwritten rest of a segment is zeros); what is
 neither is moved to `quarantine/`, never read again and never lost; a segment goes when all of its records were
 acknowledged.
 """

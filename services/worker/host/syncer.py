@@ -6,6 +6,7 @@ One thread owns the receipt files. While it syncs, the next ends gather, and one
 from __future__ import annotations
 
 import _thread
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -63,10 +64,8 @@ class Syncer:
         self._ended.acquire()
 
     def _wake(self) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # already awake
             self._work.release()
-        except RuntimeError:
-            pass  # already awake
 
     def _run(self) -> None:
         import time
