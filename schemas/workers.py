@@ -220,7 +220,12 @@ class ReportBody(Value, frozen=True, kw_only=True):
 
 
 class AttemptReport(Value, frozen=True, kw_only=True):
-    """One signed report: `body` is a `ReportBody` as bytes, exactly as signed; a newer writer's fields survive."""
+    """One signed report: `body` is a `ReportBody` as bytes, exactly as signed; a newer writer's fields survive.
+
+    `sequence` orders the reports of an attempt: 1 for `started`, 2 for whatever ends it (so the end of a short run,
+    which has no report of its own start, is 2 as well). A repeat may carry the same sequence. Journal entries, beats
+    and context requests carry sequence 0: they tell no fact, and their proof covers another body.
+    """
 
     order_id: Id
     attempt_id: Id

@@ -87,6 +87,19 @@ class Client:
         self.socket.close()
 
 
+def heard_from(path: Path) -> str:
+    """What somebody writes into a FIFO, or a failure when nobody does in time."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        said = b""
+        while not said.endswith(b"\n"):
+            assert select.select([fd], [], [], DEADLINE_S)[0], f"nothing came through {path.name}"
+            said += os.read(fd, 4096)
+        return said.decode().strip()
+    finally:
+        os.close(fd)
+
+
 class Box:
     """One host directory, its host, and attempts to run in it."""
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import stat
 import sys
 from pathlib import Path
 
-from services.worker.host import receipts
+import msgspec
+
+from schemas import proof
+from schemas.workers import ReportBody
 from tests.worker.conftest import KEY, Box, Client
+
+
+def decode_body(text: str) -> ReportBody:
+    return msgspec.json.decode(text, type=ReportBody)
 
 
 def test_a_process_runs_and_its_end_is_told_with_a_proof(box: Box, host: Client) -> None:
@@ -20,20 +26,22 @@ def test_a_process_runs_and_its_end_is_told_with_a_proof(box: Box, host: Client)
     body = host.exit(item["attempt"])
     assert body["exit_code"] == 3
     assert body["signal"] is None
-    assert body["stopped"] is None
-    assert body["context"] == {"run": "r"}
+    assert body["stopped_for"] is None
     assert started["pid"] > 0
     assert box.log(item["attempt"]) == b"out\nerr\n"
     assert body["log"] == {
-        "stored": 8,
-        "written": 8,
+        "artifact_id": item["attempt"],
+        "size": 8,
+        "produced": 8,
+        "truncated": False,
         "cut": None,
         "sha256": hashlib.sha256(b"out\nerr\n").hexdigest(),
     }
     told = host.find("exits", item["attempt"])
     assert told is not None
-    text = f"{item['attempt']}\0002\0{hashlib.sha256(told['body'].encode()).hexdigest()}"
-    assert told["proof"] == hmac.new(KEY, receipts.DOMAIN + text.encode(), "sha256").hexdigest()
+    assert told["context"] == {"run": "r"}
+    assert proof.proof_holds(KEY.hex(), item["attempt"], told["sequence"], told["body"].encode(), told["proof"])
+    assert decode_body(told["body"]).exit_code == 3
     mode = (box.logs / f"{item['attempt']}.log").stat().st_mode
     assert stat.S_IMODE(mode) == 0o600
     assert stat.S_IMODE(box.directory.stat().st_mode) == 0o700
@@ -44,7 +52,7 @@ def test_no_output_makes_no_file(box: Box, host: Client) -> None:
     host.send({"op": "spawn", "items": [item]})
     body = host.exit(item["attempt"])
     assert body["exit_code"] == 0
-    assert body["log"] == {"stored": 0, "written": 0, "cut": None, "sha256": None}
+    assert (body["log"]["artifact_id"], body["log"]["size"], body["log"]["sha256"]) == (None, 0, None)
     assert box.log(item["attempt"]) is None
 
 

@@ -62,25 +62,34 @@ class Attempt:
         self.kill_pause_s = 0.02
 
     def facts(self) -> dict[str, Any]:
-        """What the receipt says. `exit_code` is 128 + number for a process that a signal ended, as shells do."""
+        """The report of the end (`schemas.workers.ReportBody`, and more under `host` for whoever reads it).
+
+        `exit_code` is 128 + number for a process that a signal ended, as shells do.
+        """
         status = self.status or 0
         by_signal = os.WIFSIGNALED(status)
+        pump = self.pump
         return {
-            "context": self.context,
-            "exit_code": 128 + os.WTERMSIG(status) if by_signal else os.WEXITSTATUS(status),
-            "signal": os.WTERMSIG(status) if by_signal else None,
-            "stopped": self.stopped,
+            "kind": "ended",
             "started_at_ms": self.started_ms,
             "finished_at_ms": max(self.started_ms, self.ended_ms),
-            "cpu_ms": self.usage[0],
-            "max_rss_kib": self.usage[1],
-            "left_behind": self.left_behind,
-            "survivors": self.survivors,
+            "exit_code": 128 + os.WTERMSIG(status) if by_signal else os.WEXITSTATUS(status),
+            "signal": os.WTERMSIG(status) if by_signal else None,
+            "stopped_for": self.stopped,
+            "pid": self.pid,
             "log": {
-                "stored": self.pump.stored,
-                "written": self.pump.written,
-                "cut": self.pump.cut,
-                "sha256": self.pump.sha256() if self.pump.stored else None,
+                "artifact_id": self.id if pump.stored else None,
+                "size": pump.stored,
+                "produced": pump.written,
+                "sha256": pump.sha256() if pump.stored else None,
+                "truncated": pump.stored < pump.written,
+                "cut": pump.cut,
+            },
+            "host": {
+                "cpu_ms": self.usage[0],
+                "max_rss_kib": self.usage[1],
+                "left_behind": self.left_behind,
+                "survivors": self.survivors,
             },
         }
 

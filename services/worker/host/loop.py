@@ -84,7 +84,7 @@ class Host:
     def tell_again(self) -> None:
         """Tell every unacknowledged end and refusal."""
         for receipt in self.unacked.values():
-            self.link.tell("exits", {"attempt": receipt.attempt, "body": receipt.body, "proof": receipt.proof})
+            self.link.tell("exits", receipt._asdict())
         for attempt, code in self.refused.items():
             self.link.tell("refused", {"attempt": attempt, "code": code})
 
@@ -343,7 +343,9 @@ class Host:
             attempt.eof = True
             self._forget_pipe(attempt)
         self._grown.discard(attempt.id)
-        self._syncer.give(End(attempt.id, attempt.sequence, attempt.key, attempt.facts(), attempt.pump))
+        self._syncer.give(
+            End(attempt.id, attempt.sequence, attempt.key, attempt.facts(), attempt.context, attempt.pump)
+        )
 
     def _take_receipts(self) -> None:
         while self._syncer.done:
@@ -353,7 +355,7 @@ class Host:
             attempt.phase = "ended"
             self.trees.remove(attempt.id, attempt.tag, attempt.pid)
             self.unacked[receipt.attempt] = receipt
-            self.link.tell("exits", {"attempt": receipt.attempt, "body": receipt.body, "proof": receipt.proof})
+            self.link.tell("exits", receipt._asdict())
         if self._syncer.problem != self._reported_problem:
             self._reported_problem = self._syncer.problem
             print(self._reported_problem or "receipts: writing again", file=sys.stderr, flush=True)

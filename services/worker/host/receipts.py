@@ -1,10 +1,10 @@
 """Completion receipts: one line an ended attempt, in append-only segment files, durable before anybody is told.
 
-A record is `ql3r1 <sha256 of body> <proof> <body JSON>` and a line end; the proof is HMAC-SHA256 under the attempt's
-token digest, which is never stored here. Properties: an attempt has one receipt (`append` refuses a second); a record
-is complete or absent after a crash at any byte (digest and line end; the unwritten rest of a segment is zeros); what is
-neither is moved to `quarantine/`, never read again and never lost; a segment goes when all of its records were
-acknowledged.
+A record is `ql3r1 <sha256 of JSON> <JSON>` and a line end. Its body is the report that goes to the dispatcher, signed:
+the proof is HMAC-SHA256 under the attempt's token digest, which is never stored here. Properties: an attempt has one
+receipt (`append` refuses a second); a record is complete or absent after a crash at any byte (digest and line end; the
+unwritten rest of a segment is zeros); what is neither is moved to `quarantine/`, never read again and never lost; a
+segment goes when all of its records were acknowledged.
 """
 
 from __future__ import annotations
@@ -22,29 +22,26 @@ ACK: Final = b"ql3a1"
 SEGMENT_BYTES: Final = 1024 * 1024
 MAX_RECORD: Final = 8 * 1024
 MAX_QUARANTINED: Final = 256
-DOMAIN: Final = b"ql3.completion-receipt.v1\0"
 
 _encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True, check_circular=False, ensure_ascii=True).encode
 
 
 class Receipt(NamedTuple):
-    """One ended attempt. `body` is the exact JSON text that `proof` covers."""
+    """One ended attempt. `body` is the exact JSON text that `proof` covers; `context` is what the worker gave along."""
 
     attempt: str
+    sequence: int
     body: str
     proof: str
+    context: dict[str, Any]
 
 
-def make(attempt: str, sequence: int, facts: dict[str, Any], key: bytes) -> Receipt:
-    """A receipt of `facts` (attempt and sequence are added), proven by the attempt's token digest `key`."""
-    body = _encode({**facts, "attempt": attempt, "sequence": sequence})
-    return Receipt(attempt, body, proof_of(attempt, sequence, body, key))
-
-
-def proof_of(attempt: str, sequence: int, body: str, key: bytes) -> str:
-    """HMAC-SHA256 in hex over attempt, sequence and the digest of the body, domain-separated."""
-    text = f"{attempt}\0{sequence}\0{sha256_hex(body.encode())}"
-    return hmac_sha256_hex(key, DOMAIN + text.encode())
+def make(attempt: str, sequence: int, facts: dict[str, Any], context: dict[str, Any], key: bytes) -> Receipt:
+    """A receipt of `facts`, proven by the attempt's token digest `key`."""
+    body = _encode(facts)
+    # The same proof as `schemas.proof.proof`, which may not be imported here; a test holds the two together.
+    text = f"{attempt}|{sequence}|{sha256_hex(body.encode())}"
+    return Receipt(attempt, sequence, body, hmac_sha256_hex(key, text.encode()), context)
 
 
 class Receipts:
@@ -213,22 +210,22 @@ class Receipts:
 
 def parse(line: bytes) -> Receipt | None:
     """A record's receipt, or None if the line is not exactly what was once written."""
-    parts = line.split(b" ", 3)
-    if len(parts) != 4 or parts[0] != MAGIC or len(line) > MAX_RECORD:
+    parts = line.split(b" ", 2)
+    if len(parts) != 3 or parts[0] != MAGIC or len(line) > MAX_RECORD:
         return None
     try:
-        text = parts[3].decode("ascii")
-        body = json.loads(text)
-        if sha256_hex(parts[3]) != parts[1].decode("ascii") or _encode(body) != text:
+        text = parts[2].decode("ascii")
+        fields = json.loads(text)
+        if sha256_hex(parts[2]) != parts[1].decode("ascii") or _encode(fields) != text:
             return None
-        return Receipt(body["attempt"], text, parts[2].decode("ascii"))
-    except (ValueError, KeyError, TypeError):
+        return Receipt(**fields)
+    except (ValueError, TypeError):
         return None
 
 
 def _line(receipt: Receipt) -> bytes:
-    body = receipt.body.encode("ascii")
-    return b"%s %s %s %s\n" % (MAGIC, sha256_hex(body).encode(), receipt.proof.encode(), body)
+    text = _encode(receipt._asdict()).encode("ascii")
+    return b"%s %s %s\n" % (MAGIC, sha256_hex(text).encode(), text)
 
 
 def _private(path: str) -> None:

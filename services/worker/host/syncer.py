@@ -27,6 +27,7 @@ class End(NamedTuple):
     sequence: int
     key: bytes
     facts: dict[str, Any]
+    context: dict[str, Any]
     pump: Pump
 
 
@@ -113,7 +114,6 @@ class Syncer:
                     self._receipts.set_aside(attempt)
 
     def _durable_logs(self, ends: list[End]) -> list[Receipt]:
-        receipts: list[Receipt] = []
         named = False
         for end in ends:
             log = end.facts["log"]
@@ -121,6 +121,7 @@ class Syncer:
                 end.pump.sync()
                 named = named or end.pump.file >= 0
             except OSError:
+                log["truncated"] = True
                 log["cut"] = log["cut"] or "io_error"
             end.pump.close()
         if named:
@@ -128,5 +129,4 @@ class Syncer:
                 self._sync_logs()
             except OSError as error:
                 self.problem = f"logs: {error.strerror}"
-        receipts += [make(end.attempt, end.sequence, end.facts, end.key) for end in ends]
-        return receipts
+        return [make(end.attempt, end.sequence, end.facts, end.context, end.key) for end in ends]
