@@ -33,7 +33,7 @@ def start_host(directory: Path, logs: Path) -> subprocess.Popen[bytes]:
     try:
         if os.fstat(fd).st_size > _MAX_LOG_BYTES:
             os.ftruncate(fd, 0)
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        process = subprocess.Popen(
             host_command(directory, logs),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
