@@ -57,6 +57,7 @@ REGISTRY: Final[Mapping[str, ErrorKind]] = {
     "approval_expired": ErrorKind(409, 2, "The approval has expired.", "Request a new one."),
     "approval_rejected": ErrorKind(409, 2, "The approval was rejected.", "Request a new one if the reason is gone."),
     "already_decided": ErrorKind(409, 2, "This was already decided.", "See the decision."),
+    "human_required": ErrorKind(403, 6, "Only a person may do this.", "Sign in as a user."),
     "self_decision": ErrorKind(403, 6, "The requester may not decide this.", "Ask another person to decide."),
     "bootstrap_rejected": ErrorKind(403, 6, "The owner link is not valid.", "Issue a new link at the console."),
     "bootstrap_closed": ErrorKind(409, 2, "This project already had an owner.", "Ask an owner for a role."),
