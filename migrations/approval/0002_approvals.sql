@@ -127,6 +127,7 @@ CREATE UNIQUE INDEX approval_request_withdrawal_id_uidx ON approval_requests (wi
 CREATE UNIQUE INDEX approval_request_decider_rule_uidx
   ON approval_requests (id, mode, requested_by_type, requested_by_id);
 CREATE INDEX approval_request_list_idx ON approval_requests (project_id, requested_at_ms DESC, id DESC);
+CREATE INDEX approval_request_state_idx ON approval_requests (project_id, state, requested_at_ms DESC, id DESC);
 CREATE INDEX approval_request_pending_idx ON approval_requests (project_id, state, expires_at_ms, id);
 CREATE INDEX approval_request_requester_idx
   ON approval_requests (project_id, requested_by_type, requested_by_id, requested_at_ms DESC, id);

@@ -1,0 +1,1 @@
+"""The only modules that know the tables of authority. One statement, one name."""

@@ -1,0 +1,91 @@
+"""Subjects and the names by which providers know them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from schemas.identity import Identity, Subject
+from services.approval.store.cursors import decode_texts, encode
+from services.kit.database import Row, Statement, Transaction
+
+_COLUMNS = "s.type, s.id, s.display_name, s.status, s.version, s.created_at_ms, s.updated_at_ms"
+_GET = Statement(f"SELECT {_COLUMNS} FROM identity_subjects AS s WHERE s.type = $1 AND s.id = $2 {{for_update}}")  # noqa: S608
+_LIST = Statement(
+    f"SELECT {_COLUMNS} FROM identity_subjects AS s WHERE (s.type, s.id) > ($1, $2) ORDER BY s.type, s.id LIMIT $3"  # noqa: S608
+)
+_INSERT = Statement("""
+    INSERT INTO identity_subjects (type, id, display_name, status, version, created_at_ms, updated_at_ms)
+    VALUES ($1, $2, $3, 'active', 1, $4, $4)
+""")
+_SET_STATUS = Statement("""
+    UPDATE identity_subjects SET status = $4, version = version + 1, updated_at_ms = $5
+    WHERE type = $1 AND id = $2 AND version = $3
+""")
+_BOUND = Statement("""
+    SELECT version, state, subject_type, subject_id FROM identity_authentication_bindings
+    WHERE provider = $1 AND provider_subject = $2 ORDER BY version DESC LIMIT 1
+""")
+_BIND = Statement("""
+    INSERT INTO identity_authentication_bindings
+      (provider, provider_subject, version, state, subject_type, subject_id, created_at_ms)
+    VALUES ($1, $2, $3, $4, $5, $6, $7)
+""")
+
+
+class Bound(NamedTuple):
+    """The current binding of a provider's name."""
+
+    version: int
+    active: bool
+    subject: Subject
+
+
+async def get(tx: Transaction, subject: Subject) -> Identity | None:
+    """A subject, locked where the dialect locks."""
+    row = await tx.fetch_one(_GET, subject.type, subject.id)
+    return _identity(row) if row else None
+
+
+async def insert(tx: Transaction, subject: Subject, display_name: str | None, now_ms: int) -> None:
+    """A new active subject."""
+    await tx.execute(_INSERT, subject.type, subject.id, display_name, now_ms)
+
+
+async def set_status(tx: Transaction, subject: Subject, version: int, status: str, now_ms: int) -> bool:
+    """Change a subject's status; False when it is no longer at `version`."""
+    return await tx.execute(_SET_STATUS, subject.type, subject.id, version, status, now_ms) == 1
+
+
+async def bound(tx: Transaction, provider: str, provider_subject: str) -> Bound | None:
+    """For whom a provider's name stands, or last stood."""
+    row = await tx.fetch_one(_BOUND, provider, provider_subject)
+    if row is None:
+        return None
+    return Bound(row["version"], row["state"] == "active", Subject(type=row["subject_type"], id=row["subject_id"]))
+
+
+async def bind(
+    tx: Transaction, provider: str, provider_subject: str, version: int, state: str, subject: Subject, now_ms: int
+) -> None:
+    """Append a version of a provider's name."""
+    await tx.execute(_BIND, provider, provider_subject, version, state, subject.type, subject.id, now_ms)
+
+
+async def page(tx: Transaction, limit: int, cursor: str | None) -> tuple[list[Identity], str | None]:
+    """Subjects by type and id."""
+    kind, subject_id = decode_texts(cursor)
+    rows = await tx.fetch(_LIST, kind, subject_id, limit + 1)
+    items = [_identity(row) for row in rows[:limit]]
+    return items, encode(items[-1].type, items[-1].id) if len(rows) > limit else None
+
+
+def _identity(row: Row) -> Identity:
+    return Identity(
+        type=row["type"],
+        id=row["id"],
+        display_name=row["display_name"],
+        status=row["status"],
+        version=row["version"],
+        created_at_ms=row["created_at_ms"],
+        updated_at_ms=row["updated_at_ms"],
+    )
