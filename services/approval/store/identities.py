@@ -10,6 +10,7 @@ from services.kit.database import Row, Statement, Transaction
 
 _COLUMNS = "s.type, s.id, s.display_name, s.status, s.version, s.created_at_ms, s.updated_at_ms"
 _GET = Statement(f"SELECT {_COLUMNS} FROM identity_subjects AS s WHERE s.type = $1 AND s.id = $2 {{for_update}}")  # noqa: S608
+_FIND = Statement(f"SELECT {_COLUMNS} FROM identity_subjects AS s WHERE s.type = $1 AND s.id = $2")  # noqa: S608
 _LIST = Statement(
     f"SELECT {_COLUMNS} FROM identity_subjects AS s WHERE (s.type, s.id) > ($1, $2) ORDER BY s.type, s.id LIMIT $3"  # noqa: S608
 )
@@ -43,6 +44,12 @@ class Bound(NamedTuple):
 async def get(tx: Transaction, subject: Subject) -> Identity | None:
     """A subject, locked where the dialect locks."""
     row = await tx.fetch_one(_GET, subject.type, subject.id)
+    return _identity(row) if row else None
+
+
+async def find(tx: Transaction, subject: Subject) -> Identity | None:
+    """A subject, as a reader sees it."""
+    row = await tx.fetch_one(_FIND, subject.type, subject.id)
     return _identity(row) if row else None
 
 

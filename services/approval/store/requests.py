@@ -93,13 +93,16 @@ _END = Statement("""
     VALUES ($1, $2, $3, $4, $5, $5, 0) ON CONFLICT (request_id) DO NOTHING
 """)
 _ENDED = Statement("SELECT outcome FROM approval_endings WHERE request_id = $1")
-_EXPIRED_HOLDS = Statement("""
+_EXPIRED = """
     SELECT r.id, r.project_id, r.version, r.state, r.action_type FROM approval_requests AS r
     LEFT JOIN approval_endings AS n ON n.request_id = r.id
     WHERE r.state IN ('pending', 'approved') AND r.expires_at_ms <= $1 AND r.expires_at_ms > $2
       AND r.action_type = 'run.release' AND n.request_id IS NULL
     ORDER BY r.expires_at_ms, r.id LIMIT $3
-""")
+"""
+_EXPIRED_HOLDS = Statement(_EXPIRED)
+# A request that is being decided at this instant is left for the next look.
+_LOCK_EXPIRED_HOLDS = Statement(_EXPIRED, postgresql=_EXPIRED + " FOR UPDATE OF r SKIP LOCKED")
 _DUE_ENDINGS = Statement("""
     SELECT n.request_id, n.dispatch_id, n.project_id, n.outcome, n.tries, r.action_ref
     FROM approval_endings AS n JOIN approval_requests AS r ON r.id = n.request_id
@@ -330,9 +333,11 @@ async def ended(tx: Transaction, request_id: str) -> bool:
     return await tx.fetch_one(_ENDED, request_id) is not None
 
 
-async def expired_holds(tx: Transaction, now_ms: int, since_ms: int, limit: int) -> list[Expired]:
+async def expired_holds(
+    tx: Transaction, now_ms: int, since_ms: int, limit: int, *, lock: bool = False
+) -> list[Expired]:
     """Holds that expired after `since_ms` and whose run does not know."""
-    rows = await tx.fetch(_EXPIRED_HOLDS, now_ms, since_ms, limit)
+    rows = await tx.fetch(_LOCK_EXPIRED_HOLDS if lock else _EXPIRED_HOLDS, now_ms, since_ms, limit)
     return [Expired(row["id"], row["project_id"], row["version"]) for row in rows]
 
 

@@ -1,0 +1,198 @@
+"""The approval service on the bus: endpoints, orders, facts and loops. The only file of the room that knows NATS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+
+from schemas import endpoints
+from schemas.approvals import RequestApprovals
+from schemas.endpoints import Endpoint
+from schemas.errors import Ql3Error
+from schemas.identity import DEFAULT_PROJECT
+from schemas.runs import RUN_TERMINAL, RunChanged, RunRelease, RunReleaseAnswer
+from schemas.system import AuditPage, AuditRead, AuditVerdict, AuditVerify, FeedPage, FeedRead, HealthRead
+from services.approval.approvals import ENDINGS, RELEASE, WORK, Approvals
+from services.approval.authority import Authority
+from services.approval.directory import Directory
+from services.approval.executor import Endings, Executor
+from services.approval.gate import Gate
+from services.approval.handlers.port import Handler
+from services.approval.handlers.run_release import RunReleaseHandler
+from services.approval.store import requests as rows
+from services.kit import audit, outbox
+from services.kit.bus import Bus, Caller, Delivery, Route
+from services.kit.clock import Clock
+from services.kit.config import Config
+from services.kit.database import Database, Transaction
+from services.kit.health import Health
+from services.kit.ids import new_id
+from services.kit.loops import Loop
+from services.kit.orders import AckBatcher
+
+NAME: Final = "approval"
+ENDED_RUNS: Final = "ql3.evt.run.*.*."
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+A = TypeVar("A", bound=msgspec.Struct)
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.approval")
+
+
+class ApprovalService:
+    """Identities, projects, roles, policy, approvals and approved actions."""
+
+    def __init__(self, *, config: Config, database: Database, bus: Bus, clock: Clock) -> None:
+        self._database = database
+        self._bus = bus
+        self._acks = AckBatcher(bus)
+        self.gate = Gate(database, clock)
+        self.authority = Authority(self.gate)
+        self.directory = Directory(self.gate)
+        self.approvals = Approvals(self.gate)
+        handlers: list[Handler] = [RunReleaseHandler(self._ask)]
+        self.handlers = {handler.action_type: handler for handler in handlers}
+        self.executor = Executor(
+            self.gate, self.approvals, self.handlers, reach=self._reach, owner=f"approval:{new_id()}"
+        )
+        self.endings = Endings(self.gate, self.approvals, self._end_run)
+        pace_s = 5.0 if config.profile == "edge" else 2.0
+        relay, sealer, pruner = outbox.Relay(database, bus), audit.Sealer(database), outbox.Pruner(database)
+        self.loops = [
+            Loop("approval.actions", self.executor.step, every_s=pace_s, bell=database.bell(WORK)),
+            Loop("approval.endings", self.endings.step, every_s=pace_s, bell=database.bell(ENDINGS)),
+            Loop("approval.relay", relay.step, every_s=outbox.FALLBACK_S, bell=relay.bell),
+            Loop("approval.sealer", sealer.step, every_s=audit.FALLBACK_S, bell=database.bell(audit.BELL)),
+            Loop("approval.pruner", pruner.step, every_s=outbox.PRUNE_EVERY_S),
+        ]
+        self._health = Health()
+        self._health.add("bus", bus.health)
+
+    async def start(self) -> None:
+        """Answer, then work."""
+        await self._acks.start()
+        await self._bus.serve(NAME, version("ql3"), self._routes())
+        await self._bus.consume(NAME, {RequestApprovals: self._requested})
+        for status in sorted(RUN_TERMINAL):
+            await self._bus.on_event(f"{ENDED_RUNS}{status}", self._run_ended)
+        for loop in self.loops:
+            await loop.start()
+
+    async def stop(self) -> None:
+        """End after what runs now; what is open is found again by the next life."""
+        self.executor.stop()
+        for loop in self.loops:
+            await loop.stop()
+        await self._acks.stop()
+
+    def health(self) -> list[str]:
+        """Reasons why it is not ready; empty when it is."""
+        return self._health.ready()
+
+    # -- endpoints
+
+    def _routes(self) -> list[Route[Any, Any]]:
+        authority, directory, approvals = self.authority, self.directory, self.approvals
+        return [
+            _route(endpoints.POLICY_CHECK, self.gate.answer, concurrency=64),
+            _route(endpoints.PROJECTS_CREATE, authority.create_project),
+            _route(endpoints.PROJECTS_GET, authority.get_project),
+            _route(endpoints.PROJECTS_LIST, authority.list_projects),
+            _route(endpoints.PROJECTS_ARCHIVE, authority.archive_project),
+            _route(endpoints.ROLES_BIND, authority.bind_role),
+            _route(endpoints.ROLES_LIST, authority.list_roles),
+            _route(endpoints.RULES_GET, authority.get_rules),
+            _route(endpoints.RULES_SET, authority.set_rules),
+            _route(endpoints.RULES_DRY_RUN, authority.dry_run),
+            _route(endpoints.IDENTITIES_REGISTER, directory.register),
+            _route(endpoints.IDENTITIES_RESOLVE, directory.resolve),
+            _route(endpoints.IDENTITIES_SET, directory.set_status),
+            _route(endpoints.IDENTITIES_LIST, directory.page),
+            _route(endpoints.BOOTSTRAP_ISSUE, directory.issue),
+            _route(endpoints.BOOTSTRAP_CLAIM, directory.claim),
+            _route(endpoints.BOOTSTRAP_READ, directory.state),
+            _route(endpoints.APPROVALS_LIST, approvals.page),
+            _route(endpoints.APPROVALS_GET, approvals.get),
+            _route(endpoints.APPROVALS_DECIDE, approvals.decide),
+            _route(endpoints.APPROVALS_WITHDRAW, approvals.withdraw),
+            _route(endpoints.FEED_READ[NAME], self._feed),
+            _route(endpoints.AUDIT_READ[NAME], self._audit_page),
+            _route(endpoints.AUDIT_VERIFY[NAME], self._audit_verify),
+            self._health.route(NAME, version("ql3")),
+        ]
+
+    async def _feed(self, wanted: FeedRead) -> FeedPage:
+        return await self._database.read(lambda tx: outbox.read_feed(tx, wanted.after, wanted.limit, wanted.subjects))
+
+    async def _audit_page(self, wanted: AuditRead) -> AuditPage:
+        async def work(tx: Transaction) -> AuditPage:
+            await self.gate.require(tx, wanted.actor, wanted.project or DEFAULT_PROJECT, "policy.manage")
+            return await audit.read_page(tx, wanted.project, wanted.page)
+
+        return await self._database.read(work)
+
+    async def _audit_verify(self, wanted: AuditVerify) -> AuditVerdict:
+        await self._database.read(lambda tx: self.gate.require(tx, wanted.actor, DEFAULT_PROJECT, "policy.manage"))
+        return await audit.verify(self._database)
+
+    # -- orders and facts
+
+    async def _requested(self, batch: Sequence[RequestApprovals]) -> list[BaseException | None]:
+        orders = [order for message in batch for order in message.requests]
+        outcomes = iter(await self.approvals.hold(orders))
+        answers: list[BaseException | None] = []
+        for message in batch:
+            bad: Ql3Error | None = None
+            done: list[str] = []
+            for order in message.requests:
+                error = next(outcomes)
+                if error is None:
+                    done.append(order.order_id)
+                else:
+                    log.warning("a held run cannot be asked for", run=order.request_id, error=error.code)
+                    bad = bad or error
+            self._acks.add(message.sender, done)
+            answers.append(bad)
+        return answers
+
+    async def _run_ended(self, delivery: Delivery) -> None:
+        fact = delivery.decode(RunChanged)
+        # Almost every run was never held; those that were are asked for in the table, not in the fact.
+        held = await self._database.read(lambda tx: rows.get(tx, fact.run_id))
+        if held is not None and held.state in ("pending", "approved") and held.binding.action_type == RELEASE:
+            await self.approvals.run_ended(fact.run_id)
+
+    # -- others
+
+    async def _ask(self, endpoint: Endpoint[Q, A], message: Q, /) -> A:
+        return await self._bus.request(endpoint, message)
+
+    async def _reach(self, service: str) -> bool:
+        try:
+            await self._bus.request(endpoints.HEALTH[service], HealthRead(), timeout=2.0)
+        except Ql3Error:
+            return False
+        return True
+
+    async def _end_run(self, ending: rows.Ending) -> RunReleaseAnswer:
+        return await self._bus.request(
+            endpoints.RUNS_RELEASE,
+            RunRelease(
+                dispatch_id=ending.dispatch_id,
+                run=ending.run,
+                project=ending.project,
+                outcome=ending.outcome,
+                approval_id=ending.request_id,
+            ),
+        )
+
+
+def _route(endpoint: Endpoint[Q, A], answer: Any, *, concurrency: int = 16) -> Route[Q, A]:
+    async def handle(question: Q, caller: Caller) -> A:
+        return await answer(question)
+
+    return Route(endpoint, handle, concurrency=concurrency)
