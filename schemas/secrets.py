@@ -10,7 +10,7 @@ from msgspec import Meta
 from schemas import limits
 from schemas.base import Message, View
 from schemas.identity import Actor
-from schemas.ids import Id, ProjectId, Slug
+from schemas.ids import Id, Millis, ProjectId, Slug
 from schemas.paging import Page
 from schemas.workers import Proof, SessionFence
 
@@ -93,3 +93,12 @@ class SealedValues(msgspec.Struct, frozen=True, kw_only=True):
     """What a sealed context holds: environment variable name -> value."""
 
     values: dict[str, str]
+
+
+class SecretChanged(Message, frozen=True, kw_only=True, tag="secret.changed/1"):
+    """Fact: a secret got a new version. Subject `ql3.evt.secret.<project>.<name>.set`."""
+
+    project: ProjectId
+    name: Slug
+    version: int
+    at_ms: Millis
