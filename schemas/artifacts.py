@@ -97,6 +97,41 @@ class RetentionAnswer(Message, frozen=True, kw_only=True, tag="retention.answer/
     policy: RetentionPolicy
 
 
+class Hold(View, frozen=True, kw_only=True):
+    """What is kept whatever its age: a run, or the whole project when `run_id` is null."""
+
+    project: str
+    run_id: str | None
+    reason: str
+    held_by: str
+    held_at_ms: int
+
+
+class HoldSet(Message, frozen=True, kw_only=True, tag="holds.set/1"):
+    """Hold a run (or the whole project, with null), or end that hold."""
+
+    actor: Actor
+    project: ProjectId
+    run: Id | None = None
+    held: bool = True
+    reason: Annotated[str, Meta(max_length=limits.TEXT_CHARS)] = ""
+
+
+class HoldList(Message, frozen=True, kw_only=True, tag="holds.list/1"):
+    """A project's holds."""
+
+    actor: Actor
+    project: ProjectId
+    page: Page = Page()
+
+
+class HoldPage(Message, frozen=True, kw_only=True, tag="holds.page/1"):
+    """A page of holds."""
+
+    items: list[Hold]
+    next: str | None
+
+
 class PurgeRuns(Message, frozen=True, kw_only=True, tag="runs.purge/1"):
     """Order to the dispatcher (`ql3.cmd.dispatcher.purge`): delete whole terminal runs that ended before a time."""
 

@@ -115,6 +115,8 @@ ARTIFACTS_LIST = Endpoint("retention", "artifacts.list", artifacts.ArtifactList,
 ARTIFACTS_READ = Endpoint("retention", "artifacts.read", artifacts.ArtifactRead, artifacts.ArtifactRange)
 RETENTION_GET = Endpoint("retention", "policy.get", artifacts.RetentionRead, artifacts.RetentionAnswer)
 RETENTION_SET = Endpoint("retention", "policy.set", artifacts.RetentionSet, artifacts.RetentionAnswer)
+HOLDS_SET = Endpoint("retention", "holds.set", artifacts.HoldSet, system.Done)
+HOLDS_LIST = Endpoint("retention", "holds.list", artifacts.HoldList, artifacts.HoldPage)
 
 
 class WorkerEndpoint(Endpoint[Q, A]):

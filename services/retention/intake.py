@@ -1,0 +1,153 @@
+"""From facts to stored files: attempts that ended become rows, files are looked for, workers are told to let go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import structlog
+
+from schemas import limits
+from schemas.artifacts import ArtifactChanged
+from schemas.base import Message, decode
+from schemas.errors import Ql3Error
+from schemas.runs import AttemptEnded
+from schemas.subjects import event, to_worker
+from schemas.system import FeedPage
+from schemas.workers import RetireArtifacts, RetireItem
+from services.kit import outbox
+from services.kit.artifact_store import UnsafeArtifactError, stored_size
+from services.kit.clock import Clock
+from services.kit.database import Database, Transaction
+from services.kit.orders import next_ring_ms
+from services.retention import artifact, policy
+from services.retention.store import artifacts, orders, policies
+
+SOURCE = "dispatcher"
+SUBJECTS = "ql3.evt.attempt."
+log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.retention")
+
+
+async def apply_feed(database: Database, clock: Clock, page: FeedPage) -> int:
+    """Store one page of the dispatcher's facts together with the position behind it; how many ends it told of.
+
+    Position and rows are one transaction, so each fact is counted once, however often a page is read.
+    """
+    facts = [fact for item in page.items if (fact := _read(item.schema, bytes(item.payload))) is not None]
+    now_ms = clock.now_ms()
+
+    async def work(tx: Transaction) -> None:
+        if facts:
+            await policies.seen(tx, (fact.project for fact in facts), now_ms)
+            await artifacts.register(tx, facts, now_ms)
+            hours = Counter((fact.project, policy.hour_of(fact.finished_at_ms)) for fact in facts)
+            await orders.count_ended(tx, ((project, hour, count) for (project, hour), count in sorted(hours.items())))
+        if page.position is not None:
+            await policies.move_position(tx, SOURCE, page.position, now_ms)
+
+    if facts or page.position is not None:
+        await database.transact(work)
+    return len(facts)
+
+
+def _read(schema: str, payload: bytes) -> AttemptEnded | None:
+    if schema != "attempt.ended/1":
+        return None
+    try:
+        return decode(payload, AttemptEnded)
+    except Ql3Error as error:
+        # A fact that cannot be read must not stop all others behind it.
+        log.error("a fact could not be read", schema=schema, field=error.field)
+        return None
+
+
+async def look_for_files(database: Database, clock: Clock, root: Path) -> bool | float | None:
+    """Look for files that are due; True when more are due, otherwise seconds until the next look."""
+    now_ms = clock.now_ms()
+    sought = await database.read(lambda tx: artifacts.to_look_for(tx, now_ms, limits.BATCH_ITEMS))
+    if sought:
+        sizes = await asyncio.to_thread(_sizes, root, [item.id for item in sought])
+        looks = {
+            item.id: artifact.look(
+                found=sizes[item.id],
+                size=item.size,
+                looks=item.looks,
+                finished_at_ms=item.finished_at_ms,
+                now_ms=now_ms,
+            )
+            for item in sought
+        }
+        await database.transact(lambda tx: _looked(tx, sought, looks, now_ms))
+    if len(sought) == limits.BATCH_ITEMS:
+        return True
+    following = await database.read(artifacts.next_look_ms)
+    return None if following is None else max(0.0, (following - now_ms) / 1000)
+
+
+def _sizes(root: Path, ids: Sequence[str]) -> dict[str, int | None]:
+    sizes: dict[str, int | None] = {}
+    for artifact_id in ids:
+        try:
+            sizes[artifact_id] = stored_size(root, artifact_id)
+        except UnsafeArtifactError:
+            if not root.is_dir():
+                # An unmounted volume says nothing about any file.
+                raise
+            log.error("an artifact's file is not in a safe state", artifact=artifact_id)
+            sizes[artifact_id] = None
+    return sizes
+
+
+async def _looked(
+    tx: Transaction, sought: Sequence[artifacts.Sought], looks: Mapping[str, artifact.Look], now_ms: int
+) -> None:
+    changed = await artifacts.looked(tx, looks, now_ms)
+    stored = [item for item in sought if item.id in changed and looks[item.id].state == "stored"]
+    await orders.open_retire(tx, ((item.attempt_id, item.worker_id, item.id) for item in stored), now_ms)
+    told = [item for item in sought if item.id in changed and looks[item.id].state not in ("pending", item.state)]
+    await outbox.facts(
+        tx,
+        [
+            (
+                event("artifact", item.project, item.id, looks[item.id].state),
+                ArtifactChanged(
+                    project=item.project,
+                    artifact_id=item.id,
+                    run_id=item.run_id,
+                    attempt_id=item.attempt_id,
+                    state=looks[item.id].state,
+                    at_ms=now_ms,
+                ),
+            )
+            for item in told
+        ],
+    )
+    if stored:
+        await _ring(tx, now_ms)
+
+
+async def ring_retire(database: Database, clock: Clock) -> bool:
+    """Send the orders to workers that are due (again); whether more may be due. Writes nothing when none is."""
+    now_ms = clock.now_ms()
+    if not await database.read(lambda tx: orders.any_due(tx, now_ms)):
+        return False
+    return await database.transact(lambda tx: _ring(tx, now_ms))
+
+
+async def _ring(tx: Transaction, now_ms: int) -> bool:
+    due = await orders.due_retire(tx, now_ms, limits.BATCH_ITEMS)
+    late = [order.attempt_id for order in due if now_ms - order.created_at_ms > artifact.RING_FOR_MS]
+    await orders.close_retire(tx, late)
+    by_worker: dict[str, list[RetireItem]] = defaultdict(list)
+    for order in due:
+        if order.attempt_id not in late:
+            by_worker[order.worker_id].append(RetireItem(attempt_id=order.attempt_id, artifact_id=order.artifact_id))
+    messages: list[tuple[str, Message]] = [
+        (to_worker(worker, "retire"), RetireArtifacts(worker=worker, items=items))
+        for worker, items in sorted(by_worker.items())
+    ]
+    await outbox.orders(tx, messages)
+    await orders.rung_retire(tx, ((order.attempt_id, next_ring_ms(order.rings + 1, now_ms)) for order in due))
+    return len(due) == limits.BATCH_ITEMS

@@ -1,0 +1,1 @@
+"""What retention stores: artifacts and their tombstones, ages and holds, open orders."""

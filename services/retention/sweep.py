@@ -1,0 +1,155 @@
+"""What grows old: logs are deleted and tombstoned, ended runs are purged on order, old tombstones are forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from schemas import limits
+from schemas.artifacts import ArtifactChanged, PurgeRuns
+from schemas.subjects import command, event
+from services.kit import outbox
+from services.kit.artifact_store import Retired, UnsafeArtifactError, free_bytes, retire
+from services.kit.clock import Clock
+from services.kit.database import Database, Transaction
+from services.kit.ids import new_id
+from services.kit.orders import next_ring_ms
+from services.retention import artifact, policy
+from services.retention.artifact import Candidate
+from services.retention.policy import Ages
+from services.retention.store import artifacts, orders, policies
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.retention")
+
+
+class Sweep:
+    """One pass over what is old. Every step is bounded and can be repeated after a crash at any point."""
+
+    def __init__(self, *, database: Database, clock: Clock, root: Path, defaults: Ages, page: int = 64) -> None:
+        self._database = database
+        self._clock = clock
+        self._root = root
+        self._defaults = defaults
+        self._page = page
+
+    async def logs(self) -> bool:
+        """Retire one page of old logs in each project that has some; whether more may be old."""
+        now_ms = self._clock.now_ms()
+        pressure = await asyncio.to_thread(free_bytes, self._root) < self._defaults.free_bytes
+        if pressure:
+            log.warning("little free space is left for artifacts; old logs go earlier")
+        more = False
+        for project in await self._database.read(policies.oldest):
+            age_ms = policy.logs_age(project.logs_ms, self._defaults, pressure=pressure)
+            if project.oldest_ms is not None and project.oldest_ms <= policy.cutoff(now_ms, age_ms):
+                more = await self._logs_of(project.project, age_ms, now_ms) or more
+        return more
+
+    async def _logs_of(self, project: str, age_ms: int, now_ms: int) -> bool:
+        cutoff_ms = policy.cutoff(now_ms, age_ms)
+
+        async def find(tx: Transaction) -> tuple[artifacts.Cursor, list[Candidate]]:
+            at = await artifacts.cursor(tx, project)
+            return at, await artifacts.candidates(
+                tx,
+                project,
+                cutoff_ms=cutoff_ms,
+                unended_cutoff_ms=policy.cutoff(cutoff_ms, policy.UNENDED_GRACE_MS),
+                after=at,
+                limit=self._page,
+            )
+
+        at, found = await self._database.read(find)
+        # Files first, then tombstones: a crash in between finds the file absent and records that, never a deletion
+        # that did not happen. A file that cannot be removed is passed over and met again by the next full pass.
+        retired = await asyncio.to_thread(_retire, self._root, found)
+        full = len(found) == self._page
+        if not found and at.artifact_id == "":
+            return False
+
+        async def record(tx: Transaction) -> bool:
+            if not await artifacts.move_cursor(tx, project, at.version, found[-1] if full else None, now_ms):
+                log.info("another sweep is at work in this project", project=project)
+            await artifacts.bury(tx, project, retired, age_ms=age_ms, now_ms=now_ms)
+            # A file that never came into the store may still lie at its worker.
+            kept = [candidate for candidate, outcome in retired if outcome.disposition == "already_absent"]
+            await orders.open_retire(tx, ((item.attempt_id, item.worker_id, item.artifact_id) for item in kept), now_ms)
+            await outbox.facts(tx, [_gone(project, candidate, now_ms) for candidate, _ in retired])
+            return full
+
+        return await self._database.transact(record)
+
+    async def runs(self) -> bool:
+        """Open purge orders for hours whose runs are old enough, and ring those that are due; whether more are."""
+        now_ms = self._clock.now_ms()
+
+        async def work(tx: Transaction) -> bool:
+            for old in await orders.purgeable(tx):
+                before_ms = policy.cutoff(now_ms, policy.runs_age(old.runs_ms, self._defaults))
+                if old.hour_ms + policy.HOUR_MS <= before_ms:
+                    await orders.open_purge(
+                        tx, old.project, new_id(), old.hour_ms, old.hour_ms + policy.HOUR_MS, now_ms
+                    )
+            due = await orders.due_purge(tx, now_ms, limits.BATCH_ITEMS)
+            for order in due:
+                await outbox.order(
+                    tx,
+                    command("dispatcher", "purge"),
+                    PurgeRuns(
+                        order_id=order.order_id, project=order.project, finished_before_ms=order.finished_before_ms
+                    ),
+                )
+                await orders.rung_purge(tx, order.order_id, next_ring_ms(order.rings + 1, now_ms))
+            return len(due) == limits.BATCH_ITEMS
+
+        return await self._database.transact(work)
+
+    async def forget(self) -> bool:
+        """Delete rows and tombstones whose runs are purged too; whether more are old enough."""
+        now_ms = self._clock.now_ms()
+        more = False
+        for project in await self._database.read(policies.oldest):
+            finished_before = policy.cutoff(now_ms, policy.runs_age(project.runs_ms, self._defaults))
+            recorded_before = policy.cutoff(now_ms, policy.TOMBSTONE_MS)
+            forgotten = await self._database.transact(
+                lambda tx, name=project.project, finished=finished_before, recorded=recorded_before: artifacts.forget(
+                    tx, name, finished_before_ms=finished, recorded_before_ms=recorded, limit=self._page
+                )
+            )
+            more = more or forgotten == self._page
+        return more
+
+
+async def close_orders(tx: Transaction, ids: Sequence[str]) -> None:
+    """Somebody has committed these orders: attempts whose copy a worker dropped, or purge orders."""
+    await orders.close_retire(tx, ids)
+    for project, hour_ms in await orders.close_purge(tx, ids):
+        left = artifact.purge_left(await orders.attempts_of_hour(tx, project, hour_ms))
+        await orders.set_hour(tx, project, hour_ms, left)
+
+
+def _retire(root: Path, found: Sequence[Candidate]) -> list[tuple[Candidate, Retired]]:
+    retired: list[tuple[Candidate, Retired]] = []
+    for candidate in found:
+        try:
+            retired.append((candidate, retire(root, candidate.artifact_id)))
+        except (UnsafeArtifactError, OSError) as error:
+            log.error("a log could not be removed", artifact=candidate.artifact_id, error=type(error).__name__)
+    return retired
+
+
+def _gone(project: str, candidate: Candidate, now_ms: int) -> tuple[str, ArtifactChanged]:
+    return (
+        event("artifact", project, candidate.artifact_id, "gone"),
+        ArtifactChanged(
+            project=project,
+            artifact_id=candidate.artifact_id,
+            run_id=candidate.run_id,
+            attempt_id=candidate.attempt_id,
+            state="gone",
+            at_ms=now_ms,
+        ),
+    )
