@@ -6,21 +6,32 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import ipaddress
 import os
+import time
+import uuid
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 from schemas.errors import REGISTRY, Ql3Error
 from schemas.ids import is_slug
+from schemas.limits import LIST_ITEMS
 
 TIMEOUT_S: Final = 30.0
-MAX_ANSWER: Final = 64 * 1024 * 1024
+STREAM_IDLE_S: Final = 60.0
+"""The gateway sends at least a comment this often; longer silence is a dead connection."""
+TRIES: Final = 3
+EXIT_BY_OUTCOME: Final[Mapping[str, int]] = {"succeeded": 0, "failed": 1, "cancelled": 3, "timed_out": 4}
+_BY_STATUS: Final = {401: "unauthenticated", 403: "forbidden", 404: "not_found", 413: "too_large"}
+_TRANSIENT: Final = frozenset({"unavailable", "commit_unknown", "database_unavailable", "capacity"})
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +49,10 @@ class Console(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     credential_id: str
     secret: str
+    nats_url: str | None = None
+
+    def __repr__(self) -> str:  # a secret does not belong into a traceback
+        return f"Console({self.url})"
 
 
 def token_of(console: Console) -> str:
@@ -45,25 +60,45 @@ def token_of(console: Console) -> str:
     return f"ql3c_{console.credential_id}_{console.secret}"
 
 
-def find(data: Path | None) -> tuple[str, str]:
-    """URL and token: the environment's, else the data folder's. Raises `unavailable` or `unauthenticated`."""
-    url, token = os.environ.get("QL3_URL"), os.environ.get("QL3_TOKEN")
-    if url and data is None:
-        if not token:
-            raise Ql3Error("unauthenticated", "QL3_URL is set without a credential.", field="QL3_TOKEN")
-        return url, token
-    folder = data or Path(os.environ.get("QL3_DATA") or "ql3-data")
+def data_folder(data: Path | None) -> Path:
+    """The data folder: `--data`, else QL3_DATA, else ./ql3-data."""
+    return data or Path(os.environ.get("QL3_DATA") or "ql3-data")
+
+
+def read_console(data: Path | None) -> Console:
+    """What the running `ql3 up` wrote into its data folder. Raises `unavailable`, naming the folder."""
+    folder = data_folder(data)
     try:
-        console = msgspec.json.decode((folder / "console.json").read_bytes(), type=Console)
-    except FileNotFoundError as error:
+        return msgspec.json.decode((folder / "console.json").read_bytes(), type=Console)
+    except FileNotFoundError:
         raise Ql3Error(
             "unavailable",
             f"ql3 is not running on {folder}: start it with ql3 up, or name it with --data.",
             field="--data",
-        ) from error
-    except (OSError, msgspec.DecodeError) as error:
-        raise Ql3Error("unavailable", f"{folder / 'console.json'} cannot be read.", field="--data") from error
+        ) from None
+    except (OSError, msgspec.DecodeError):
+        # The decoder's error may hold what it read.
+        raise Ql3Error("unavailable", f"{folder / 'console.json'} cannot be read.", field="--data") from None
+
+
+def find(data: Path | None) -> tuple[str, str]:
+    """URL and token: the environment's, else the data folder's. Raises `unavailable`, `unauthenticated`, `invalid`."""
+    url, token = os.environ.get("QL3_URL"), os.environ.get("QL3_TOKEN")
+    if url and data is None:
+        if not token:
+            raise Ql3Error("unauthenticated", "QL3_URL is set without a credential.", field="QL3_TOKEN")
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Ql3Error("invalid", "Write http://host:port or https://host.", field="QL3_URL")
+        return url, token.strip()
+    console = read_console(data)
     return console.url, token_of(console)
+
+
+def connect(data: Path | None) -> Client:
+    """A client of the system that `find` finds."""
+    url, token = find(data)
+    return Client(url, token)
 
 
 class Client:
@@ -74,7 +109,8 @@ class Client:
             base_url=url.rstrip("/"),
             headers={"Authorization": f"Bearer {token}", "User-Agent": "ql3-cli", "Accept": "application/json"},
             timeout=httpx.Timeout(timeout_s, connect=5.0),
-            trust_env=False,
+            # A proxy of the environment is for the world outside, never for this machine.
+            trust_env=not _is_loopback(url),
         )
 
     def __enter__(self) -> Client:
@@ -93,9 +129,9 @@ class Client:
         """Send JSON; `key` makes a repeat harmless."""
         return self.ask("POST", path, body={} if body is None else body, key=key)
 
-    def put(self, path: str, body: Any) -> Any:
+    def put(self, path: str, body: Any, *, key: str | None = None) -> Any:
         """Replace."""
-        return self.ask("PUT", path, body=body)
+        return self.ask("PUT", path, body=body, key=key)
 
     def delete(self, path: str) -> Any:
         """Remove."""
@@ -111,24 +147,61 @@ class Client:
         key: str | None = None,
     ) -> Any:
         """One request; the decoded JSON answer, or None for an empty one."""
-        headers = {"Idempotency-Key": key} if key else {}
+        # Everything that changes something bears a key, so that it may be sent again when its answer is lost.
+        headers = {} if method == "GET" else {"Idempotency-Key": key or str(uuid.uuid4())}
         content: bytes | None = None
         if body is not None:
             headers["Content-Type"] = "application/json"
             content = msgspec.json.encode(body)
+        answer = self._send(method, "/api/v3" + path, query=query, content=content, headers=headers)
+        if not answer.content:
+            return None
+        try:
+            return msgspec.json.decode(answer.content)
+        except msgspec.DecodeError:
+            raise Ql3Error("unavailable", "What answered there is not ql3.", field="QL3_URL") from None
+
+    def items(self, path: str, limit: int, **query: Any) -> dict[str, Any]:
+        """Up to `limit` items of a list, over as many pages as that takes, as one list document."""
+        found: list[Any] = []
+        cursor: str | None = None
+        while True:
+            page = self.get(path, **query, limit=min(LIST_ITEMS, limit - len(found)), cursor=cursor)
+            found += page["items"]
+            cursor = page["next"]
+            if cursor is None or len(found) >= limit:
+                return {"items": found, "next": cursor}
+
+    def root(self, path: str) -> httpx.Response:
+        """A GET outside of the API (`/livez`, `/readyz`), whatever its status."""
         with _reaching():
-            answer = self._http.request(
-                method, "/api/v3" + path, params=_present(query), content=content, headers=headers
-            )
-        refuse(answer)
-        return msgspec.json.decode(answer.content) if answer.content else None
+            return self._http.get(path)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        for attempt in range(1, TRIES + 1):
+            try:
+                with _reaching():
+                    answer = self._http.request(method, path, params=_present(query), content=content, headers=headers)
+                refuse(answer)
+                return answer
+            except Ql3Error as error:
+                # Nobody listens (no state to wait for): the person is told at once.
+                if attempt == TRIES or error.code not in _TRANSIENT or error.data.keys() & {"state", "refused"}:
+                    raise
+            time.sleep(0.3 * attempt)
+        raise AssertionError
 
     def raw(self, path: str, **query: Any) -> httpx.Response:
         """Exact bytes with their headers."""
-        with _reaching():
-            answer = self._http.get("/api/v3" + path, params=_present(query))
-        refuse(answer)
-        return answer
+        return self._send("GET", "/api/v3" + path, query=query)
 
     @contextmanager
     def stream_bytes(self, path: str, **query: Any) -> Generator[httpx.Response]:
@@ -141,9 +214,12 @@ class Client:
 
     @contextmanager
     def events(self, path: str, **query: Any) -> Generator[Generator[tuple[str, Any]]]:
-        """Server-sent events as (name, decoded data); ends when the server ends it."""
+        """Server-sent events as (name, decoded data); ends when the server ends it.
+
+        Raises `unavailable` when the connection breaks: whoever follows asks again from where it was.
+        """
         headers = {"Accept": "text/event-stream"}
-        timeout = httpx.Timeout(TIMEOUT_S, read=None)
+        timeout = httpx.Timeout(TIMEOUT_S, connect=5.0, read=STREAM_IDLE_S)
         with (
             _reaching(),
             self._http.stream(
@@ -163,7 +239,9 @@ def refuse(answer: httpx.Response) -> None:
     try:
         problem = msgspec.json.decode(answer.content, type=Problem)
     except msgspec.DecodeError:
-        problem = Problem(code="unavailable" if answer.status_code >= 500 else "invalid")
+        problem = Problem(
+            code=_BY_STATUS.get(answer.status_code, "unavailable" if answer.status_code >= 500 else "invalid")
+        )
     code = problem.code if problem.code in REGISTRY else "internal_error"
     raise Ql3Error(code, problem.detail, field=problem.field, data=problem.data)
 
@@ -178,6 +256,18 @@ def segment(name: str, *, field: str) -> str:
     if not is_slug(name):
         raise Ql3Error("invalid", "Names are lower-case letters, digits and hyphens, at most 63.", field=field)
     return name
+
+
+def in_project(project: str, rest: str) -> str:
+    """A path inside of a project. Raises `invalid`, naming the option."""
+    return f"/projects/{segment(project, field='--project')}{rest}"
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _events(answer: httpx.Response) -> Generator[tuple[str, Any]]:
@@ -202,4 +292,7 @@ def _reaching() -> Generator[None]:
     try:
         yield
     except httpx.HTTPError as error:
-        raise Ql3Error("unavailable", f"The gateway cannot be reached ({type(error).__name__}).") from error
+        refused = {"refused": True} if isinstance(error, httpx.ConnectError) else None
+        raise Ql3Error(
+            "unavailable", f"The gateway cannot be reached ({type(error).__name__}).", data=refused
+        ) from error

@@ -1,24 +1,81 @@
 """The `ql3` command."""
 
+from __future__ import annotations
+
+import os
+import sys
+
 import typer
 
 from services.cli import platform
 from services.cli.cron import cron_app
+from services.cli.doctor import doctor_command
+from services.cli.nats import nats_app
+from services.cli.refusals import refuse
+from services.cli.run import run_app
+from services.cli.secret import secret_app
+from services.cli.task import task_app
+from services.cli.worker import worker_app
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help is the same everywhere and starts faster
+    pretty_exceptions_enable=False,  # a traceback with local values would show secrets
+)
 
 platform.register(app)
+app.add_typer(task_app, name="task")
+app.add_typer(run_app, name="run")
+app.add_typer(secret_app, name="secret")
+app.add_typer(worker_app, name="worker")
 app.add_typer(cron_app, name="cron")
+app.add_typer(nats_app, name="nats")
+app.command("doctor")(doctor_command)
 
 
 @app.callback()
 def root() -> None:
-    """ql3 runs people's scripts and never loses, doubles or forgets a run."""
+    """ql3 runs people's scripts and never loses, doubles or forgets a run.
+
+    Exit codes: 0 success (with --wait: the run succeeded), 1 the run failed, 2 usage or refused input, 3 cancelled, 4
+    timed out, 5 the service cannot be reached, 6 denied.
+    """
 
 
 def main() -> None:
-    """Entry point of the `ql3` console script."""
-    app()
+    """Entry point of the `ql3` console script: every end is an exit code of the list above."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command with these arguments; its exit code. Errors are one line on standard error."""
+    from schemas.errors import Ql3Error
+
+    try:
+        answer = app(arguments, prog_name="ql3", standalone_mode=False)
+        sys.stdout.flush()
+    except Ql3Error as error:
+        return refuse(error)
+    except BrokenPipeError:
+        # Whoever read our output has had enough; what is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        return _usage(error)
+    return answer if isinstance(answer, int) else 0
+
+
+def _usage(error: Exception) -> int:
+    show = getattr(error, "show", None)
+    if callable(show):  # a usage error of the command line
+        show()
+        return 2
+    if type(error).__name__ == "Abort":
+        return 130
+    raise error
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,19 +9,15 @@ from contextlib import contextmanager
 import typer
 
 from schemas.errors import Ql3Error
+from services.cli.words import chinese, error_line, say
+
+__all__ = ["chinese", "refusals", "refuse", "say"]
 
 
-def chinese() -> bool:
-    """Whether messages are wanted in Chinese (`QL3_LANG`, else the locale)."""
-    for name in ("QL3_LANG", "LC_ALL", "LC_MESSAGES", "LANG"):
-        if os.environ.get(name):
-            return os.environ[name].lower().startswith("zh")
-    return False
-
-
-def say(english: str, mandarin: str) -> str:
-    """The text in the language of whoever reads it."""
-    return mandarin if chinese() else english
+def refuse(error: Ql3Error) -> int:
+    """Tell an error in one line on stderr; the exit code that it asks for."""
+    print(f"{say('error', '错误')}: {error_line(error)}", file=sys.stderr)
+    return error.kind.exit_code
 
 
 @contextmanager
@@ -31,5 +26,4 @@ def refusals() -> Generator[None]:
     try:
         yield
     except Ql3Error as error:
-        print(f"{say('error', '错误')}: {error.sentence}", file=sys.stderr)
-        raise typer.Exit(error.kind.exit_code) from error
+        raise typer.Exit(refuse(error)) from error

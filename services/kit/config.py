@@ -18,7 +18,7 @@ from schemas.errors import Ql3Error
 from schemas.ids import Slug
 
 PREFIX: Final = "QL3_"
-CLIENT_KEYS: Final = frozenset({"URL", "TOKEN", "LANG", "CONFIG"})
+CLIENT_KEYS: Final = frozenset({"URL", "TOKEN", "LANG", "CONFIG", "PROJECT"})
 """Variables of the command, which are not configuration of a service."""
 
 
