@@ -26,3 +26,7 @@ chaos *ARGS:
 # Exact versions with hashes, from the ranges in pyproject.toml.
 lock:
     uv export --quiet --format requirements-txt --no-emit-project --no-header --output-file requirements.lock
+
+# Write the generated parts of the documentation again.
+docs:
+    uv run python -m docs.errors > docs/errors.md

@@ -1,0 +1,1 @@
+"""Documentation, and the scripts that write the generated parts of it."""
