@@ -33,6 +33,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:5700"
     public_url: str | None = None
     """The address that people use, when a proxy stands in front; its host is accepted too."""
+    allowed_hosts: str = ""
+    """Further host names of the gateway, separated by commas; empty means any, unless it listens on loopback only."""
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    """With both the gateway speaks TLS itself."""
+    gateway_key: Path | None = None
+    """The key under which credentials are kept; default `keys/gateway.key` under the data folder, made when absent. All
+    replicas of a gateway need the same one."""
+    gateway_requests: Annotated[int, Meta(ge=1, le=4096)] = 64
+    """Requests worked on at once; as many open streams are allowed besides."""
     database_url: str = ""
     database_password: str | None = None
     database_credentials: Path | None = None
@@ -85,6 +95,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def artifact_directory(self) -> Path:
         """The artifact directory with its default filled in."""
         return (self.artifacts or self.data / "artifacts").absolute()
+
+    @property
+    def gateway_key_file(self) -> Path:
+        """The gateway's key with its default filled in."""
+        return (self.gateway_key or self.data / "keys" / "gateway.key").absolute()
 
     @property
     def keyring_file(self) -> Path:

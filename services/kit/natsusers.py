@@ -57,6 +57,9 @@ def service_permissions(service: str) -> dict[str, Any]:
     ]
     if service == "gateway":
         subscribe.append("ql3.log.>")
+        # It shows dead letters and, on an owner's word, sends one again to where it came from.
+        publish += [f"$JS.API.STREAM.MSG.{verb}.{DEAD.name}" for verb in ("GET", "DELETE")]
+        publish.append("ql3.worker.*.*")
     return _permissions(publish, subscribe)
 
 

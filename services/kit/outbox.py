@@ -43,11 +43,6 @@ _INSERT = Statement("""
     INSERT INTO outbox (id, kind, subject, message_schema, payload, traceparent, created_at_ms)
     VALUES ($1, $2, $3, $4, $5, $6, $7)
 """)
-_INSERT_COLUMNS = Statement("""
-    INSERT INTO outbox (id, kind, subject, message_schema, payload, traceparent, created_at_ms)
-    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[])
-""")
-"""PostgreSQL takes a batch several times faster as columns than as many rows."""
 
 
 async def fact(tx: Transaction, subject: str, message: msgspec.Struct) -> str:
@@ -81,10 +76,7 @@ async def _write(tx: Transaction, kind: str, items: Sequence[tuple[str, msgspec.
         if len(payload) > limits.BATCH_BYTES:
             raise Ql3Error("too_large", f"A message is larger than {limits.BATCH_BYTES} bytes.")
         rows.append((new_id(), kind, subject, schema_of(type(message)), payload.decode(), traceparent, now_ms))
-    if tx.dialect == "sqlite":
-        await tx.execute_many(_INSERT, rows)
-    else:
-        await tx.execute(_INSERT_COLUMNS, *zip(*rows, strict=True))
+    await tx.execute_many(_INSERT, rows)
     tx.after_commit(tx.database.bell(BELL).set)
     return [row[0] for row in rows]
 

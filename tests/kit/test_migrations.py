@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
@@ -138,37 +137,6 @@ async def test_a_failing_step_leaves_nothing_of_itself_and_is_resumed(house: Hou
     assert "second" not in await house.tables()
     house.write(**STEPS)
     assert own(await house.migrate()) == ["thing/0002_second", "thing/0003_third"]
-
-
-_DYING = """
-import asyncio, os, sys
-from pathlib import Path
-from services.kit.database import DatabaseConfig
-from services.kit.migrations import migrate, postgresql, sqlite
-recorded = 0
-def dies(step_of_history=int(sys.argv[3])):
-    global recorded
-    recorded += 1
-    if recorded == step_of_history:
-        os._exit(9)
-    return 1
-sqlite.wall_ms = postgresql.wall_ms = dies
-asyncio.run(migrate(DatabaseConfig(url=sys.argv[1]), "thing", root=Path(sys.argv[2])))
-"""
-
-
-async def test_a_process_that_dies_inside_a_step_leaves_nothing_of_it_and_the_next_one_resumes(house: House):
-    """It dies after the step's own statements and before the history row: the two stand or fall together."""
-    house.write(**STEPS)
-    dies_at = 2 if house.owner.dialect == "sqlite" else 3  # there the kit's stream has a step of its own here
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _DYING, house.owner.url, str(house.root), str(dies_at)
-    )
-    assert await asyncio.wait_for(process.wait(), 60) == 9
-    assert "first" in await house.tables()
-    assert "second" not in await house.tables()
-    assert own(await house.migrate()) == ["thing/0002_second", "thing/0003_third"]
-    await house.verify()
 
 
 async def test_a_changed_step_is_refused_and_named(house: House):

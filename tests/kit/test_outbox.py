@@ -9,19 +9,10 @@ import pytest
 from schemas.base import Message
 from schemas.errors import Ql3Error
 from services.kit import outbox
-from services.kit.bus.envelope import set_traceparent
 from services.kit.clock import ManualClock
-from services.kit.database import Database, DatabaseConfig, Statement, Transaction
-from services.kit.migrations import migrate
+from services.kit.database import Database, Statement, Transaction
 from services.kit.outbox import Pruner, Relay, read_feed
-from tests.fixtures_database import (
-    DatabaseFor,
-    database_configs,
-    execute_as_owner,
-    owner_dsn,
-    reopen,
-    shift_clock,
-)
+from tests.fixtures_database import DatabaseFor, reopen, shift_clock
 
 DAY_MS = 86_400_000
 
@@ -324,68 +315,3 @@ async def test_a_reader_that_was_away_for_longer_than_a_day_is_told(database: Da
     page = await feed(database, late.position)
     assert not page.gap
     assert numbers(page) == [3]
-
-
-async def test_a_restored_copy_shows_its_old_facts_and_its_new_ones_after_migrating(database_on: DatabaseFor):
-    """A restore into another server brings rows whose transaction ids lie in that server's future."""
-    database = await database_on("postgresql", "plain")
-    await write(database, 1)
-    await execute_as_owner(database, "UPDATE outbox SET xid = '9999999999'")
-    assert numbers(await feed(database, None)) == []
-    await migrate(DatabaseConfig(url=owner_dsn(database_configs[database])), "plain")
-    await write(database, 2)
-    assert numbers(await feed(database, None)) == [1, 2]
-
-
-# Plans: what runs all day must not read the whole table.
-
-
-@pytest.mark.parametrize(
-    ("statement", "arguments", "index"),
-    [
-        (outbox._CLAIM, (256,), "outbox_unpublished"),
-        (outbox._MARK, (1, "[]"), "PRIMARY KEY|outbox_pkey"),
-        (outbox._FEED, (0, 256, ""), "PRIMARY KEY|outbox_feed"),
-        (outbox._PRUNE, (1, 500, "0"), "PRIMARY KEY|outbox_pkey"),
-    ],
-)
-async def test_the_statements_of_every_second_use_an_index(
-    database: Database, statement: Statement, arguments: tuple[object, ...], index: str
-):
-    sql = statement.sqlite if database.dialect == "sqlite" else statement.postgresql
-    used = [n for n in range(1, 4) if f"?{n}" in sql or f"${n}" in sql]
-    given = [arguments[n - 1] for n in used]
-    if database.dialect == "postgresql" and statement is outbox._FEED:
-        given[0] = str(given[0])
-
-    async def plan(tx: Transaction) -> str:
-        if tx.dialect == "sqlite":
-            rows = await tx.fetch(Statement(f"EXPLAIN QUERY PLAN {sql.replace('?', '$')}"), *given)
-            return "\n".join(row["detail"] for row in rows)
-        await tx.fetch(Statement("SET LOCAL enable_seqscan = off"))  # the table is empty; a large one is meant
-        await tx.fetch(Statement("SET LOCAL enable_bitmapscan = off"))
-        rows = await tx.fetch(Statement(f"EXPLAIN {sql}"), *given)
-        return "\n".join(row["QUERY PLAN"] for row in rows)
-
-    shown = await database.transact(plan)
-    assert any(name in shown for name in index.split("|")), shown
-    assert "Seq Scan on outbox" not in shown
-    assert "SCAN outbox" not in shown.replace("SCAN outbox USING", "")
-
-
-async def test_a_message_carries_the_trace_it_was_written_under(database: Database):
-    seen: list[dict[str, str]] = []
-
-    class Watching(FakeBus):
-        async def publish_many(self, items):
-            seen.extend(headers for _, _, headers in items)
-            return await super().publish_many(items)
-
-    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    set_traceparent(trace)
-    await write(database, 1)
-    set_traceparent(None)
-    await write(database, 2)
-    await Relay(database, Watching()).step()
-    assert [headers.get("traceparent") for headers in seen] == [trace, None]
-    assert seen[0]["Ql3-Schema"] == "thing.happened/1"

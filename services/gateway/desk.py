@@ -1,0 +1,36 @@
+"""What every call may use, made once by the service."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from services.gateway.accounts import Accounts
+from services.gateway.authenticate import Authenticator
+from services.gateway.issuing import Issuer
+from services.gateway.ownership import Ownership
+from services.gateway.readiness import Readiness
+from services.gateway.settings import GatewaySettings
+from services.kit.bus import Bus
+from services.kit.clock import Clock
+from services.kit.database import Database
+from services.kit.policy import PolicyClient
+
+
+@dataclass(slots=True)
+class Desk:
+    """The ways to the services and the gateway's own tables. `stopping` ends answers that would stay open."""
+
+    settings: GatewaySettings
+    database: Database
+    bus: Bus
+    clock: Clock
+    policy: PolicyClient
+    authenticator: Authenticator
+    accounts: Accounts
+    issuer: Issuer
+    ownership: Ownership
+    readiness: Readiness
+    base_url: str = ""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    open_streams: int = 0

@@ -1,0 +1,42 @@
+"""The operations of the API, one file per concern. `ALL` is the whole table."""
+
+from __future__ import annotations
+
+from services.gateway.operations import Operation
+from services.gateway.routes import (
+    approvals,
+    artifacts,
+    audit,
+    credentials,
+    dead,
+    identities,
+    logs,
+    projects,
+    runs,
+    secrets,
+    sessions,
+    tasks,
+    triggers,
+    workers,
+)
+
+ALL: tuple[Operation, ...] = tuple(
+    operation
+    for concern in (
+        projects,
+        tasks,
+        triggers,
+        runs,
+        logs,
+        approvals,
+        secrets,
+        artifacts,
+        workers,
+        sessions,
+        identities,
+        credentials,
+        audit,
+        dead,
+    )
+    for operation in concern.operations.table
+)

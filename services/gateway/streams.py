@@ -1,0 +1,185 @@
+"""Answers that stay open (server-sent events): a run's changes, and a project's facts.
+
+A fact is a bell: what is shown of a run is its row, read again, because facts may be lost. While an answer is open its
+caller is authenticated again and again, so that it ends when the session or the role does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, Final
+
+import msgspec
+from litestar.response import Stream
+
+from schemas import endpoints
+from schemas.errors import Ql3Error
+from schemas.runs import RUN_TERMINAL, Run, RunRead
+from services.gateway.calls import Call
+from services.gateway.front import OPEN, RELEASE
+from services.gateway.problem import problem_of
+from services.kit.bus import Delivery
+from services.kit.clock import monotonic_ms
+
+QUIET_S: Final = 10.0
+"""After this long without news: a comment (so that a dead connection shows), the caller again, the row again."""
+WAITING: Final = 512
+FACTS: Final = {
+    "run": "run.read",
+    "task": "task.read",
+    "trigger": "trigger.read",
+    "approval": "approval.read",
+    "artifact": "artifact.read",
+}
+"""Kinds of facts that a project's stream carries, and what one must be allowed to read for each."""
+QUIET: Final = b": quiet\n\n"
+_PASSING: Final = ("unavailable", "database_unavailable", "capacity")
+
+
+def frame(event: str, data: Any, *, mark: str | int | None = None) -> bytes:
+    """One event; `mark` is what a browser sends back as `Last-Event-ID` when it connects again."""
+    body = data if isinstance(data, bytes) else msgspec.json.encode(data)
+    told = b"" if mark is None else f"id: {mark}\n".encode()
+    return b"event: " + event.encode() + b"\n" + told + b"data: " + body + b"\n\n"
+
+
+def open_answer(call: Call[Any], events: AsyncGenerator[bytes]) -> Stream:
+    """The response of an open answer. Raises `capacity` when there are too many already."""
+    desk = call.desk
+    if desk.open_streams >= desk.settings.streams:
+        raise Ql3Error("capacity", "Too many people are following.")
+    state = call.request.scope["state"]
+    state[RELEASE]()
+
+    async def counted() -> AsyncGenerator[bytes]:
+        desk.open_streams += 1
+        try:
+            async with contextlib.aclosing(events):
+                yield b"retry: 2000\n\n"
+                async for event in events:
+                    yield event
+        except Ql3Error as error:
+            yield frame("error", problem_of(error))
+        finally:
+            desk.open_streams -= 1
+
+    answer = counted()
+    state[OPEN] = answer
+    return Stream(answer, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+async def woken(call: Call[Any], *bells: asyncio.Event, quiet_s: float = QUIET_S) -> bool:
+    """Waits for one of the bells; False after `quiet_s` seconds without, or when the gateway stops."""
+    waits = [asyncio.ensure_future(bell.wait()) for bell in (*bells, call.desk.stopping)]
+    try:
+        done, _ = await asyncio.wait(waits, timeout=quiet_s, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done) and not call.desk.stopping.is_set()
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+async def follow_run(call: Call[Any], run_id: str, first: Run) -> AsyncGenerator[bytes]:
+    """`run` with each new state of the run, and `end` after the last one."""
+    bell = asyncio.Event()
+
+    async def heard(_: Delivery) -> None:
+        bell.set()
+
+    subscription = await call.desk.bus.on_event(f"ql3.evt.run.{call.project}.{run_id}.*", heard)
+    try:
+        # The row is read again behind the subscription: what changed in between was not heard.
+        run, shown = first, -1
+        yield frame("run", run, mark=run.version)
+        shown = run.version
+        while run.status not in RUN_TERMINAL and not call.desk.stopping.is_set():
+            bell.clear()
+            try:
+                run = (
+                    await call.ask(endpoints.RUNS_GET, RunRead(actor=call.actor, project=call.project, run=run_id))
+                ).run
+            except Ql3Error as error:
+                if error.code not in _PASSING:
+                    raise
+            if run.version > shown:
+                shown = run.version
+                yield frame("run", run, mark=shown)
+                continue
+            if not await woken(call, bell):
+                yield QUIET
+                await call.renew()
+        if run.status in RUN_TERMINAL:
+            yield frame("end", {"status": run.status})
+    finally:
+        await subscription.close(drain_s=0)
+
+
+class _Facts:
+    """What was heard and is not sent yet; when it is too much, the listener is told to read everything again."""
+
+    def __init__(self) -> None:
+        self.bell = asyncio.Event()
+        self._waiting: list[tuple[str, bytes]] = []
+        self.lost = False
+
+    async def heard(self, delivery: Delivery) -> None:
+        kind = delivery.subject.split(".")[2]
+        if kind in FACTS and b"\n" not in delivery.payload:
+            if len(self._waiting) >= WAITING:
+                self._waiting.clear()
+                self.lost = True
+            self._waiting.append((kind, delivery.payload))
+            self.bell.set()
+
+    def take(self) -> tuple[list[tuple[str, bytes]], bool]:
+        self.bell.clear()
+        waiting, self._waiting = self._waiting, []
+        lost, self.lost = self.lost, False
+        return waiting, lost
+
+
+async def allowed_kinds(call: Call[Any]) -> frozenset[str]:
+    """Which facts the caller may see now. Raises `forbidden` when there are none."""
+    kinds: set[str] = set()
+    refusal: Ql3Error | None = None
+    for kind, permission in FACTS.items():
+        try:
+            await call.desk.policy.require(call.actor, call.project, permission)
+            kinds.add(kind)
+        except Ql3Error as error:
+            if error.code == "unavailable":
+                raise
+            refusal = error
+    if not kinds and refusal is not None:
+        raise refusal
+    return frozenset(kinds)
+
+
+async def project_facts(call: Call[Any], kinds: Iterable[str]) -> AsyncGenerator[bytes]:
+    """Each fact under the name of its kind; `reset` when some may have been missed and lists should be read again."""
+    facts = _Facts()
+    allowed = frozenset(kinds)
+    subscription = await call.desk.bus.on_event(f"ql3.evt.*.{call.project}.>", facts.heard)
+    client, dropped, checked_ms = subscription.client, subscription.dropped, monotonic_ms()
+    try:
+        yield frame("ready", {"kinds": sorted(allowed)})
+        while not call.desk.stopping.is_set():
+            news = await woken(call, facts.bell)
+            if not news or monotonic_ms() - checked_ms > QUIET_S * 1000:
+                checked_ms = monotonic_ms()
+                await call.renew()
+                allowed = await allowed_kinds(call)
+            waiting, lost = facts.take()
+            if lost or subscription.client is not client or subscription.dropped != dropped:
+                client, dropped = subscription.client, subscription.dropped
+                yield frame("reset", {})
+                continue
+            if not waiting:
+                yield QUIET
+            for kind, payload in waiting:
+                if kind in allowed:
+                    yield frame(kind, payload)
+    finally:
+        await subscription.close(drain_s=0)
