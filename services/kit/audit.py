@@ -28,6 +28,9 @@ FALLBACK_S: Final = 1.0
 """How often the sealer looks without a bell: a row is sealed within a second of its commit."""
 DETAIL_BYTES: Final = 4096
 _PROBLEMS = 20
+_ROW_BYTES = 1024
+"""What a row of a page takes besides its detail, reckoned generously."""
+_WIDEST_CHARACTER = 4
 
 _INSERT = Statement("""
     INSERT INTO audit_events
@@ -112,10 +115,16 @@ async def read_page(tx: Transaction, project: str | None, page: Page) -> AuditPa
         rows = await tx.fetch(_LIST, *arguments)
     else:
         rows = await tx.fetch(_LIST_OF_PROJECT, *arguments, project)
-    shown = rows[: page.limit]
+    shown: list[Row] = []
+    room = limits.BATCH_BYTES  # a page is one message
+    for row in rows[: page.limit]:
+        room -= len(row["detail"]) * _WIDEST_CHARACTER + _ROW_BYTES
+        if room < 0 and shown:
+            break
+        shown.append(row)
     return AuditPage(
         items=[_event(tx.database.service, row) for row in shown],
-        next=shown[-1]["id"] if len(rows) > page.limit else None,
+        next=shown[-1]["id"] if len(rows) > len(shown) else None,
     )
 
 

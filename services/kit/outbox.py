@@ -28,6 +28,8 @@ PRUNE_EVERY_S: Final = 60.0
 _BACKOFF_MIN_MS = 50
 _BACKOFF_MAX_MS = 2_000
 _PRUNE_ROWS = 500
+_FEED_ITEM_BYTES = 256
+"""What an item of a feed page takes besides its payload, reckoned generously."""
 
 Outgoing = tuple[str, bytes, dict[str, str]]
 """Subject, payload, headers."""
@@ -211,13 +213,25 @@ async def read_feed(tx: Transaction, after: str | None, limit: int, subjects: Se
     through = _parse(pruned["through"] or None) if pruned else (0, "")
     arguments = (at, limit) if tx.dialect == "sqlite" else (str(at), limit, row_id)
     rows = await tx.fetch(_FEED, *arguments)
-    items = [
-        FeedItem(subject=row["subject"], schema=row["message_schema"], payload=msgspec.Raw(row["payload"].encode()))
-        for row in rows
-        if row["kind"] == "fact" and (not subjects or row["subject"].startswith(tuple(subjects)))
-    ]
-    position = _format(tx, rows[-1]) if rows else (None if lost else after)
-    return FeedPage(items=items, position=position, more=len(rows) == limit, gap=lost or through > (at, row_id))
+    shown, items = _within_a_message(rows, tuple(subjects))
+    position = _format(tx, rows[shown - 1]) if rows else (None if lost else after)
+    more = shown < len(rows) or len(rows) == limit
+    return FeedPage(items=items, position=position, more=more, gap=lost or through > (at, row_id))
+
+
+def _within_a_message(rows: Sequence[Row], subjects: tuple[str, ...]) -> tuple[int, list[FeedItem]]:
+    """How many of the rows were looked at before the page was full of bytes, and the facts among them."""
+    items: list[FeedItem] = []
+    room = limits.BATCH_BYTES
+    for index, row in enumerate(rows):
+        if row["kind"] != "fact" or (subjects and not row["subject"].startswith(subjects)):
+            continue
+        payload: bytes = row["payload"].encode()
+        room -= len(payload) + _FEED_ITEM_BYTES
+        if room < 0 and items:
+            return index, items
+        items.append(FeedItem(subject=row["subject"], schema=row["message_schema"], payload=msgspec.Raw(payload)))
+    return len(rows), items
 
 
 def _format(tx: Transaction, row: Row) -> str:

@@ -102,6 +102,21 @@ async def test_pages_follow_a_cursor_and_a_project(database: Database):
         await database.read(lambda tx: audit.read_page(tx, None, Page(cursor="' OR 1=1")))
 
 
+async def test_a_page_fits_into_a_message(database: Database):
+    async def work(tx: Transaction) -> None:
+        for n in range(40):
+            await audit.append(tx, None, "x", None, str(n), "allow", {"text": "x" * 4000})
+
+    await database.transact(work)
+    seen, pages, cursor = [], 0, None
+    while pages == 0 or cursor is not None:
+        page = await database.read(lambda tx, at=cursor: audit.read_page(tx, None, Page(limit=200, cursor=at)))
+        seen += [event.target for event in page.items]
+        pages, cursor = pages + 1, page.next
+    assert seen == [str(n) for n in reversed(range(40))]
+    assert pages > 1
+
+
 async def test_a_row_that_commits_late_is_sealed_later_and_not_passed_over(database_on: DatabaseFor):
     database = await database_on("postgresql", "plain")
     other = await reopen(database)

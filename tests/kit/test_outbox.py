@@ -228,6 +228,24 @@ async def test_the_feed_pages_through_facts_in_order_published_or_not(database: 
     assert not page.gap
 
 
+class Wide(Message, frozen=True, kw_only=True, tag="thing.wide/1"):
+    text: str
+
+
+async def test_a_page_of_the_feed_fits_into_a_message(database: Database):
+    async def work(tx: Transaction) -> None:
+        await outbox.facts(tx, [(f"ql3.evt.thing.default.{n}.wide", Wide(text="x" * 200_000)) for n in range(5)])
+        await outbox.fact(tx, "ql3.evt.thing.default.5.wide", Wide(text="x" * 520_000))
+
+    await database.transact(work)
+    sizes, after, more = [], None, True
+    while more:
+        page = await feed(database, after)
+        sizes.append([item.subject.split(".")[4] for item in page.items])
+        after, more = page.position, page.more
+    assert sizes == [["0", "1"], ["2", "3"], ["4"], ["5"]]
+
+
 async def test_the_feed_holds_facts_only_and_only_the_wanted_ones(database: Database):
     async def work(tx: Transaction) -> None:
         await outbox.order(tx, "ql3.cmd.dispatcher.submit", Happened(n=1))
