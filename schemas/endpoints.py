@@ -113,6 +113,7 @@ CONTEXT_OPEN = Endpoint("vault", "context.open", secrets.ContextOpen, secrets.Co
 # retention
 ARTIFACTS_LIST = Endpoint("retention", "artifacts.list", artifacts.ArtifactList, artifacts.ArtifactPage)
 ARTIFACTS_READ = Endpoint("retention", "artifacts.read", artifacts.ArtifactRead, artifacts.ArtifactRange)
+ARTIFACTS_RETIRED = Endpoint("retention", "artifacts.retired", workers.ArtifactsRetired, system.Done, wildcard=True)
 RETENTION_GET = Endpoint("retention", "policy.get", artifacts.RetentionRead, artifacts.RetentionAnswer)
 RETENTION_SET = Endpoint("retention", "policy.set", artifacts.RetentionSet, artifacts.RetentionAnswer)
 HOLDS_SET = Endpoint("retention", "holds.set", artifacts.HoldSet, system.Done)

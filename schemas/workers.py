@@ -193,10 +193,16 @@ class RetireItem(Value, frozen=True, kw_only=True):
 
 
 class RetireArtifacts(Message, frozen=True, kw_only=True, tag="workers.retire/1"):
-    """Order to a worker (`ql3.worker.<worker>.retire`)."""
+    """Order to a worker (`ql3.worker.<worker>.retire`), rung until it is answered with `ArtifactsRetired`."""
 
     worker: WorkerId
     items: Annotated[list[RetireItem], Meta(min_length=1, max_length=limits.BATCH_ITEMS)]
+
+
+class ArtifactsRetired(Message, frozen=True, kw_only=True, tag="artifacts.retired/1"):
+    """A worker keeps these logs no more: its answer to `RetireArtifacts`, on a subject that ends in its own id."""
+
+    attempt_ids: Annotated[list[Id], Meta(min_length=1, max_length=limits.BATCH_ITEMS)]
 
 
 class ReportBody(Value, frozen=True, kw_only=True):

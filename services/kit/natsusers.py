@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from schemas.endpoints import ATTEMPTS_START, CONTEXT_OPEN, WORKERS_BEAT, WORKERS_REGISTER
+from schemas.endpoints import ARTIFACTS_RETIRED, ATTEMPTS_START, CONTEXT_OPEN, WORKERS_BEAT, WORKERS_REGISTER
 from schemas.ids import is_slug
 from schemas.subjects import COMMANDS, DEAD, EVENTS, SERVICES, STREAMS, WORKERS
 
@@ -71,7 +71,7 @@ def worker_permissions(worker: str) -> dict[str, Any]:
     if not is_slug(worker):
         raise ValueError("a worker's id is a slug")
     user = f"worker-{worker}"
-    endpoints = (ATTEMPTS_START, WORKERS_REGISTER, WORKERS_BEAT, CONTEXT_OPEN)
+    endpoints = (ATTEMPTS_START, WORKERS_REGISTER, WORKERS_BEAT, CONTEXT_OPEN, ARTIFACTS_RETIRED)
     publish = [
         *(f"{endpoint.subject}.{worker}" for endpoint in endpoints),
         "ql3.rpc.vault.key",

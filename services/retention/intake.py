@@ -137,13 +137,11 @@ async def ring_retire(database: Database, clock: Clock) -> bool:
 
 
 async def _ring(tx: Transaction, now_ms: int) -> bool:
+    await orders.drop_retire(tx, now_ms - artifact.RING_FOR_MS)
     due = await orders.due_retire(tx, now_ms, limits.BATCH_ITEMS)
-    late = [order.attempt_id for order in due if now_ms - order.created_at_ms > artifact.RING_FOR_MS]
-    await orders.close_retire(tx, late)
     by_worker: dict[str, list[RetireItem]] = defaultdict(list)
     for order in due:
-        if order.attempt_id not in late:
-            by_worker[order.worker_id].append(RetireItem(attempt_id=order.attempt_id, artifact_id=order.artifact_id))
+        by_worker[order.worker_id].append(RetireItem(attempt_id=order.attempt_id, artifact_id=order.artifact_id))
     messages: list[tuple[str, Message]] = [
         (to_worker(worker, "retire"), RetireArtifacts(worker=worker, items=items))
         for worker, items in sorted(by_worker.items())

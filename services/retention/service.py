@@ -24,6 +24,7 @@ from schemas.artifacts import (
 from schemas.endpoints import (
     ARTIFACTS_LIST,
     ARTIFACTS_READ,
+    ARTIFACTS_RETIRED,
     FEED_READ,
     HOLDS_LIST,
     HOLDS_SET,
@@ -33,6 +34,7 @@ from schemas.endpoints import (
 from schemas.errors import Ql3Error
 from schemas.ids import is_id
 from schemas.system import Done, FeedRead
+from schemas.workers import ArtifactsRetired
 from services.kit import audit
 from services.kit.artifact_store import UnsafeArtifactError, prepare_root, read_range
 from services.kit.bus import Bus, Caller, Delivery, Route
@@ -45,7 +47,7 @@ from services.kit.policy import PolicyClient
 from services.kit.standing import standing_routes
 from services.kit.upkeep import upkeep
 from services.retention import intake, policy, sweep
-from services.retention.store import artifacts, policies
+from services.retention.store import artifacts, orders, policies
 
 NAME = "retention"
 VERSION = "1.0.0"
@@ -107,8 +109,16 @@ class RetentionService:
         more = [await self._sweep.logs(), await self._sweep.runs(), await self._sweep.forget()]
         return any(more)
 
+    async def worker_retired(self, message: ArtifactsRetired, caller: Caller) -> Done:
+        """A worker keeps these attempts' logs no more. It closes its own orders and nobody else's."""
+        if caller.token is None:
+            raise Ql3Error("fence_rejected")
+        worker = caller.token
+        await self._database.transact(lambda tx: orders.close_retire(tx, worker, message.attempt_ids))
+        return Done()
+
     async def _heard_ack(self, ids: list[str]) -> None:
-        await self._database.transact(lambda tx: sweep.close_orders(tx, ids))
+        await self._database.transact(lambda tx: sweep.close_purges(tx, ids))
 
     # -- what people read
 
@@ -255,6 +265,7 @@ class RetentionService:
             [
                 Route(ARTIFACTS_LIST, self.list_artifacts),
                 Route(ARTIFACTS_READ, self.read_artifact),
+                Route(ARTIFACTS_RETIRED, self.worker_retired),
                 Route(RETENTION_GET, self.get_policy),
                 Route(RETENTION_SET, self.set_policy),
                 Route(HOLDS_SET, self.set_hold),

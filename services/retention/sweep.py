@@ -123,9 +123,8 @@ class Sweep:
         return more
 
 
-async def close_orders(tx: Transaction, ids: Sequence[str]) -> None:
-    """Somebody has committed these orders: attempts whose copy a worker dropped, or purge orders."""
-    await orders.close_retire(tx, ids)
+async def close_purges(tx: Transaction, ids: Sequence[str]) -> None:
+    """The dispatcher has committed these purge orders."""
     for project, hour_ms in await orders.close_purge(tx, ids):
         left = artifact.purge_left(await orders.attempts_of_hour(tx, project, hour_ms))
         await orders.set_hour(tx, project, hour_ms, left)

@@ -11,9 +11,9 @@ from schemas.base import decode
 from schemas.system import FeedItem, FeedPage
 from schemas.workers import RetireArtifacts
 from services.kit.artifact_store import UnsafeArtifactError
-from services.retention import intake, sweep
+from services.retention import intake
 from services.retention.policy import DAY_MS, HOUR_MS
-from services.retention.store import artifacts, policies
+from services.retention.store import artifacts, orders, policies
 from tests.retention.support import START_MS, WORKER, Shop, ended, page, uuid
 
 
@@ -109,13 +109,15 @@ async def test_an_order_to_a_worker_is_rung_until_it_is_answered(shop: Shop) -> 
     shop.clock.advance(2_000)
     await intake.ring_retire(shop.database, shop.clock)
     assert len(await shop.outbox("workers.retire/1")) == 2
-    await shop.database.transact(lambda tx: sweep.close_orders(tx, [uuid("d", 1), "never-heard-of"]))
+    await shop.database.transact(lambda tx: orders.close_retire(tx, WORKER, [uuid("d", 1), "never-heard-of"]))
     shop.clock.advance(HOUR_MS)
     await intake.ring_retire(shop.database, shop.clock)
     rows = await shop.rows("SELECT payload FROM outbox WHERE kind = 'order' ORDER BY id")
     last = decode(str(rows[-1]["payload"]).encode(), RetireArtifacts)
     assert [item.attempt_id for item in last.items] == [uuid("d", 2)]
-    await shop.database.transact(lambda tx: sweep.close_orders(tx, [uuid("d", 2)]))
+    await shop.database.transact(lambda tx: orders.close_retire(tx, "another", [uuid("d", 2)]))
+    assert len(await shop.rows("SELECT * FROM retire_orders")) == 1
+    await shop.database.transact(lambda tx: orders.close_retire(tx, WORKER, [uuid("d", 2)]))
     shop.clock.advance(HOUR_MS)
     await intake.ring_retire(shop.database, shop.clock)
     assert len(await shop.outbox("workers.retire/1")) == 3

@@ -19,6 +19,7 @@ from schemas.artifacts import (
 from schemas.endpoints import (
     ARTIFACTS_LIST,
     ARTIFACTS_READ,
+    ARTIFACTS_RETIRED,
     AUDIT_READ,
     FEED_READ,
     HEALTH,
@@ -32,7 +33,7 @@ from schemas.paging import Page
 from schemas.runs import AttemptEnded
 from schemas.subjects import event
 from schemas.system import AuditRead, FeedPage, FeedRead, HealthRead
-from schemas.workers import RetireArtifacts
+from schemas.workers import ArtifactsRetired, RetireArtifacts
 from services.kit.artifact_store import artifact_path, publish
 from services.kit.bus import Bus, Caller, Route
 from services.kit.clock import ManualClock
@@ -157,10 +158,8 @@ async def test_the_worker_is_told_and_its_answer_closes_the_order(running: Runni
     await running.dispatcher.commit(ended(1))
     (order,) = await orders.count(1)
     assert [item.attempt_id for item in order.items] == [uuid("d", 1)]
-    async with asyncio.timeout(WAIT_S):
-        while await running.database.read(lambda tx: tx.fetch(Statement("SELECT 1 AS x FROM retire_orders"))):
-            await worker.acknowledge("retention", [uuid("d", 1)])
-            await worker.flush()
+    await worker.request(ARTIFACTS_RETIRED, ArtifactsRetired(attempt_ids=[uuid("d", 1)]), token=WORKER)
+    assert await running.database.read(lambda tx: tx.fetch(Statement("SELECT 1 AS x FROM retire_orders"))) == []
 
 
 async def test_facts_that_rang_no_bell_are_found_at_the_start(

@@ -208,7 +208,7 @@ async def purge_orders(shop: Shop) -> list[PurgeRuns]:
 
 
 async def close(shop: Shop, order: PurgeRuns) -> None:
-    await shop.database.transact(lambda tx: sweep.close_orders(tx, [order.order_id]))
+    await shop.database.transact(lambda tx: sweep.close_purges(tx, [order.order_id]))
 
 
 async def test_old_runs_are_purged_by_the_hour_until_the_hour_is_done(shop: Shop) -> None:

@@ -21,7 +21,8 @@ RUNG_RETIRE = Statement(
     """UPDATE retire_orders SET rings = rings + 1, ring_at_ms = r.ring_at_ms
     FROM {rows:$1 attempt_id text, ring_at_ms bigint} AS r WHERE retire_orders.attempt_id = r.attempt_id"""
 )
-CLOSE_RETIRE = id_set("DELETE FROM retire_orders WHERE attempt_id {in:$1}")
+CLOSE_RETIRE = id_set("DELETE FROM retire_orders WHERE worker_id = $2 AND attempt_id {in:$1}")
+DROP_RETIRE = Statement("DELETE FROM retire_orders WHERE created_at_ms < $1")
 
 COUNT_ENDED = Statement(
     """INSERT INTO ended_hours (project, hour_ms, attempts)
@@ -107,9 +108,14 @@ async def rung_retire(tx: Transaction, again: Iterable[tuple[str, int]]) -> None
         await tx.execute(RUNG_RETIRE, json_rows(rows))
 
 
-async def close_retire(tx: Transaction, attempt_ids: Sequence[str]) -> int:
-    """Close the orders of these attempts; how many were open."""
-    return await tx.execute(CLOSE_RETIRE, json_set(attempt_ids)) if attempt_ids else 0
+async def close_retire(tx: Transaction, worker: str, attempt_ids: Sequence[str]) -> int:
+    """Close a worker's orders of these attempts; how many were open."""
+    return await tx.execute(CLOSE_RETIRE, json_set(attempt_ids), worker) if attempt_ids else 0
+
+
+async def drop_retire(tx: Transaction, before_ms: int) -> int:
+    """Drop orders that were opened before a time; how many."""
+    return await tx.execute(DROP_RETIRE, before_ms)
 
 
 async def count_ended(tx: Transaction, hours: Iterable[tuple[str, int, int]]) -> None:
