@@ -19,9 +19,12 @@ def read_json(raw: bytes, wanted: type[S], *, max_bytes: int) -> S:
         raise Ql3Error("too_large", f"The body has {len(raw)} bytes; at most {max_bytes} are read.")
     try:
         plain = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Ql3Error("invalid", "The body is not valid JSON.") from error
-    return read_plain(plain, wanted)
+    try:
+        return read_plain(plain, wanted)
+    except RecursionError:
+        raise Ql3Error("invalid", "The body is nested too deeply.") from None
 
 
 def read_plain(plain: Any, wanted: type[S]) -> S:
