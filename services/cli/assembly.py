@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -127,9 +126,5 @@ def build(name: str, config: Config, database: Database, bus: Bus, *, stop_runs:
 
     module = importlib.import_module(f"services.{name}.service")
     kind = getattr(module, f"{name.capitalize()}Service")
-    extra: dict[str, Any] = {}
-    if name == "worker":
-        extra["stop_runs"] = stop_runs
-    with contextlib.suppress(AttributeError):
-        extra |= module.settings(config)
+    extra = {"stop_runs": stop_runs} if name == "worker" else {}
     return kind(config=config, database=database, bus=bus, clock=WallClock(), **extra)
