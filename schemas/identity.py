@@ -62,6 +62,10 @@ class PolicyDecision(Message, frozen=True, kw_only=True, tag="policy.decision/1"
     binding_version: int | None
     valid_for_ms: int = 2_000
     role: Role | None = None
+    rule: str | None = None
+    """The project's own rule that asks for an approval."""
+    ahead_ms: int = 0
+    """How long before its time a scheduled run asks, by that rule."""
 
 
 class PolicyChanged(Message, frozen=True, kw_only=True, tag="policy.changed/1"):

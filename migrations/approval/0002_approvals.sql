@@ -5,6 +5,8 @@ CREATE TABLE approved_action_plans (
   project_id TEXT NOT NULL REFERENCES projects (id) ON DELETE RESTRICT,
   action_type TEXT NOT NULL,
   action_digest TEXT NOT NULL,
+  -- What was asked for, word for word: a plan pins what the words meant at that time.
+  ask_digest TEXT NOT NULL,
   plan TEXT NOT NULL,
   created_at_ms BIGINT NOT NULL,
   CONSTRAINT approved_action_plan_ref_check CHECK (length(action_ref) BETWEEN 1 AND 255),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, NamedTuple
 
 from schemas import subjects
 from schemas.approvals import (
@@ -14,6 +14,7 @@ from schemas.approvals import (
     ApprovalList,
     ApprovalPage,
     ApprovalRead,
+    ApprovalRule,
     ApprovalState,
     ApprovalWithdraw,
     Decision,
@@ -23,19 +24,17 @@ from schemas.approvals import (
 )
 from schemas.errors import Ql3Error
 from schemas.identity import Subject
-from services.approval import executions, policy, requests
-from services.approval.gate import Act, Gate, subject_of
+from services.approval import policy, requests
+from services.approval.gate import SERVICE, Act, Gate, subject_of
 from services.approval.policy import RANK, Fence, fence_of
 from services.approval.requests import DecisionRow, Request
-from services.approval.store import actions, projects
+from services.approval.store import projects
 from services.approval.store import requests as rows
 from services.kit import audit, outbox
 from services.kit.database import Transaction
 from services.kit.ids import new_id
 
 RELEASE: Final = "run.release"
-CONSUMER: Final = Subject(type="system", id="approval")
-CONSUME_RETRY_MS: Final = 15_000
 WORK: Final = "actions"
 """The bell of the loop that hands approved actions over and carries them out."""
 ENDINGS: Final = "endings"
@@ -47,7 +46,7 @@ class Terms(NamedTuple):
 
     mode: DecisionMode
     quorum: int
-    decider_role: Any
+    decider_role: Literal["owner", "admin"] | None
     rule: str | None
 
 
@@ -72,7 +71,7 @@ class Approvals:
             known = await rows.many(tx, [order.request_id for order in orders])
             fresh: dict[str, Request] = {}
             people: dict[str, int | None] = {}
-            rules: dict[str, Any] = {}
+            rules: dict[str, tuple[ApprovalRule, ...]] = {}
             for index, order in enumerate(orders):
                 if order.project not in people:
                     found = await projects.get(tx, order.project)
@@ -83,7 +82,7 @@ class Approvals:
                     outcomes[index] = Ql3Error("not_found", "There is no such project.", field="project")
                     continue
                 try:
-                    terms = _terms(rules[order.project], order.binding.permission, order.labels, order.risk, humans)
+                    terms = terms_of(rules[order.project], order.binding.permission, order.labels, order.risk, humans)
                     wanted = requests.validate(_held(order, terms))
                 except Ql3Error as error:
                     outcomes[index] = error
@@ -93,16 +92,17 @@ class Approvals:
                     fresh[wanted.id] = wanted
                 elif not requests.same_request(before, wanted):
                     outcomes[index] = Ql3Error("mutation_conflict", field="request_id")
-            await self._insert(tx, list(fresh.values()))
+            await self.insert(tx, list(fresh.values()))
 
-        await self._gate.change(Act(CONSUMER, "approval.request", None, None), work)
+        await self._gate.change(Act(SERVICE, "approval.request", None, None), work)
         return outcomes
 
-    async def _insert(self, tx: Transaction, made: Sequence[Request]) -> None:
+    async def insert(self, tx: Transaction, made: Sequence[Request]) -> None:
+        """New requests with their facts and audit rows."""
         if not made:
             return
         await rows.insert_many(tx, made)
-        await outbox.facts(tx, [_fact(request, request.requested_at_ms) for request in made])
+        await outbox.facts(tx, [fact_of(request, request.requested_at_ms) for request in made])
         for request in made:
             await audit.append(
                 tx,
@@ -202,12 +202,12 @@ class Approvals:
                     "state": after.state,
                 },
             )
-            await outbox.fact(tx, *_fact(after, now_ms))
+            await outbox.fact(tx, *fact_of(after, now_ms))
             tx.after_commit(tx.database.bell(WORK).set)
             return False
 
         replayed = await self._gate.change(act, work)
-        return ApprovalAnswer(approval=await self._view(project, wanted.approval), replayed=replayed)
+        return ApprovalAnswer(approval=await self.view(project, wanted.approval), replayed=replayed)
 
     async def withdraw(self, wanted: ApprovalWithdraw) -> ApprovalAnswer:
         """Taken back by whoever asked. Raises `not_found`, `forbidden`, `approval_expired`, `invalid_transition`."""
@@ -230,7 +230,7 @@ class Approvals:
             return False
 
         replayed = await self._gate.change(Act(actor, "approval.withdraw", project, wanted.approval), work)
-        return ApprovalAnswer(approval=await self._view(project, wanted.approval), replayed=replayed)
+        return ApprovalAnswer(approval=await self.view(project, wanted.approval), replayed=replayed)
 
     async def run_ended(self, run: str) -> bool:
         """A held run ended without us (somebody cancelled it): what was asked for it is void. True when it was open."""
@@ -241,20 +241,22 @@ class Approvals:
                 return False
             if requests.effective_state(request, self._gate.now_ms()) not in ("pending", "approved"):
                 return False
-            await self._withdraw(tx, request, CONSUMER)
-            await audit.append(tx, CONSUMER, "approval.withdraw", request.project, request.id, "run_ended")
+            await self._withdraw(tx, request, SERVICE)
+            await audit.append(tx, SERVICE, "approval.withdraw", request.project, request.id, "run_ended")
             return True
 
-        return await self._gate.change(Act(CONSUMER, "approval.withdraw", None, run), work)
+        return await self._gate.change(Act(SERVICE, "approval.withdraw", None, run), work)
 
     async def _withdraw(self, tx: Transaction, request: Request, by: Subject) -> None:
         now_ms = self._gate.now_ms()
         after = requests.withdraw(request, withdrawal_id=new_id(), by=by, now_ms=now_ms)
         await rows.update(tx, request, after)
         await self._end(tx, after, "withdrawn", now_ms)
-        await outbox.fact(tx, *_fact(after, now_ms))
+        await outbox.fact(tx, *fact_of(after, now_ms))
 
-    async def _end(self, tx: Transaction, request: Request, outcome: Any, now_ms: int) -> None:
+    async def _end(
+        self, tx: Transaction, request: Request, outcome: Literal["rejected", "withdrawn"], now_ms: int
+    ) -> None:
         if request.binding.action_type == RELEASE:
             await rows.end(tx, request.id, request.project, outcome, new_id(), now_ms)
             tx.after_commit(tx.database.bell(ENDINGS).set)
@@ -283,9 +285,11 @@ class Approvals:
             await self._gate.require(tx, wanted.actor, wanted.project, "approval.read")
 
         await self._database.read(work)
-        return ApprovalAnswer(approval=await self._view(wanted.project, wanted.approval))
+        return ApprovalAnswer(approval=await self.view(wanted.project, wanted.approval))
 
-    async def _view(self, project: str, request_id: str) -> Approval:
+    async def view(self, project: str, request_id: str) -> Approval:
+        """A request of this project as people read it. Raises `not_found`."""
+
         async def work(tx: Transaction) -> Approval:
             listed = await rows.view(tx, project, request_id)
             if listed is None:
@@ -294,163 +298,6 @@ class Approvals:
             return _view(listed, decisions.get(request_id, []), self._gate.now_ms(), await tx.now_ms())
 
         return await self._database.read(work)
-
-    # -- handed over
-
-    async def to_consume(self, limit: int) -> list[str]:
-        """Approved requests whose action is to be handed over now."""
-        now_ms = self._gate.now_ms()
-        return await self._database.read(lambda tx: rows.to_consume(tx, now_ms, limit))
-
-    async def hand_over(self, request_id: str) -> bool:
-        """Consume an approved request with the action that it holds; False when it has to wait or is gone.
-
-        A requester who may not ask for this any more gets nothing: the request stays approved, is tried again, and
-        expires in the end.
-        """
-        request = await self._database.read(lambda tx: rows.get(tx, request_id))
-        if request is None or request.state != "approved":
-            return False
-        try:
-            await self.consume(
-                request_id,
-                consumption_id=new_id(),
-                dispatch_id=new_id(),
-                expected_version=2,
-                action=request.binding,
-                requested_by=request.requested_by,
-                consumed_by=CONSUMER,
-            )
-        except Ql3Error as error:
-            if error.code in ("approval_expired", "version_conflict", "invalid_transition"):
-                return False
-            refusal, later_ms = error.code, self._gate.now_ms() + CONSUME_RETRY_MS
-            await self._database.transact(lambda tx: rows.consume_later(tx, request_id, later_ms, refusal))
-            return False
-        return True
-
-    async def consume(
-        self,
-        request_id: str,
-        *,
-        consumption_id: str,
-        dispatch_id: str,
-        expected_version: int,
-        action: requests.Binding,
-        requested_by: Subject,
-        consumed_by: Subject,
-    ) -> bool:
-        """Use an approved request for its one dispatch; True for a replay.
-
-        The requester's authority is judged again, and fenced. Raises `forbidden`, `mutation_conflict`, `not_found`,
-        `approval_expired`, `version_conflict`, `invalid_transition` or `policy_fence_conflict`.
-        """
-        act = Act(consumed_by, "approval.consume", None, request_id)
-        if consumed_by.type not in ("system", "worker"):
-            raise await self._gate.refuse(act, Ql3Error("forbidden", "Only a service carries out approved actions."))
-
-        async def look(tx: Transaction) -> tuple[str, Fence]:
-            request = await rows.get(tx, request_id)
-            if request is None:
-                raise Ql3Error("not_found")
-            snapshot = await projects.snapshot(tx, request.project, requested_by)
-            decision = policy.evaluate(requested_by, action.permission, snapshot)
-            if decision.effect == "deny":
-                raise Ql3Error("forbidden", data={"reasons": decision.reasons})
-            return request.project, fence_of(decision)
-
-        try:
-            project, fence = await self._database.read(look)
-        except Ql3Error as error:
-            raise await self._gate.refuse(act, error) from None
-
-        async def work(tx: Transaction) -> bool:
-            request = await rows.get(tx, request_id, lock=True)
-            known = await rows.by_consumption(tx, consumption_id)
-            if known is not None:
-                await self._same_consumption(
-                    tx, known, request_id, dispatch_id, expected_version, action, requested_by, consumed_by
-                )
-                return True
-            if request is None:
-                raise Ql3Error("not_found")
-            now_ms = self._gate.now_ms()
-            if await rows.ended(tx, request.id):
-                raise Ql3Error("approval_expired")
-            after = requests.consume(
-                request,
-                consumption_id=consumption_id,
-                dispatch_id=dispatch_id,
-                expected_version=expected_version,
-                action=action,
-                requested_by=requested_by,
-                consumed_by=consumed_by,
-                now_ms=now_ms,
-            )
-            await projects.assert_fence(tx, project, requested_by, fence)
-            if await actions.dispatch(tx, dispatch_id) is not None:
-                raise Ql3Error("mutation_conflict", field="dispatch_id")
-            await rows.update(tx, request, after)
-            await actions.insert_dispatch(tx, await self._dispatch(tx, after))
-            lease_now_ms = await tx.now_ms()
-            await actions.insert_execution(tx, executions.created(dispatch_id, project, lease_now_ms))
-            await audit.append(
-                tx,
-                consumed_by,
-                "approval.consume",
-                project,
-                request.id,
-                "allow",
-                {"dispatch": dispatch_id, "action_digest": action.action_digest},
-            )
-            await outbox.fact(tx, *_fact(after, now_ms))
-            tx.after_commit(tx.database.bell(WORK).set)
-            return False
-
-        return await self._gate.change(act._replace(project=project), work)
-
-    async def _dispatch(self, tx: Transaction, request: Request) -> actions.Dispatch:
-        deciding = await rows.decision(tx, request.decision_id or "")
-        if (
-            deciding is None
-            or request.decided_by is None
-            or request.consumed_by is None
-            or request.decided_at_ms is None
-            or request.consumed_at_ms is None
-        ):
-            raise Ql3Error("unavailable", "An approved request has no decision.")
-        return actions.Dispatch(
-            id=request.dispatch_id or "",
-            approval_id=request.id,
-            project=request.project,
-            binding=request.binding,
-            requested_by=request.requested_by,
-            approved_by=request.decided_by,
-            approved_assurance=deciding.assurance,
-            approved_at_ms=request.decided_at_ms,
-            expires_at_ms=request.expires_at_ms,
-            consumed_by=request.consumed_by,
-            created_at_ms=request.consumed_at_ms,
-        )
-
-    async def _same_consumption(
-        self,
-        tx: Transaction,
-        known: Request,
-        request_id: str,
-        dispatch_id: str,
-        expected_version: int,
-        action: requests.Binding,
-        requested_by: Subject,
-        consumed_by: Subject,
-    ) -> None:
-        stored = (known.id, known.dispatch_id, known.binding, known.requested_by, known.consumed_by)
-        if stored != (request_id, dispatch_id, action, requested_by, consumed_by) or expected_version != 2:
-            raise Ql3Error("mutation_conflict", field="consumption_id")
-        dispatch = await actions.dispatch(tx, dispatch_id)
-        execution = await actions.execution(tx, dispatch_id)
-        if dispatch is None or execution is None or dispatch != await self._dispatch(tx, known):
-            raise Ql3Error("unavailable", "A consumed request has no matching dispatch.")
 
     # -- expiry of held runs
 
@@ -478,7 +325,10 @@ class Approvals:
         return await self._database.transact(work)
 
 
-def _terms(rules: Any, permission: str, labels: dict[str, str], risk: Risk, humans: int) -> Terms:
+def terms_of(
+    rules: tuple[ApprovalRule, ...], permission: str, labels: Mapping[str, str], risk: Risk, humans: int
+) -> Terms:
+    """Who has to decide, by the project's first rule that matches, else by how many people could."""
     rule = policy.rule_for(rules, permission, labels, risk)
     if rule is None:
         return Terms(requests.default_mode(humans), 1, None, None)
@@ -502,7 +352,8 @@ def _held(order: HoldOrder, terms: Terms) -> Request:
     )
 
 
-def _fact(request: Request, now_ms: int) -> tuple[str, ApprovalChanged]:
+def fact_of(request: Request, now_ms: int) -> tuple[str, ApprovalChanged]:
+    """The fact about a request's state, with its subject."""
     state: ApprovalState = request.state
     return subjects.event("approval", request.project, request.id, state), ApprovalChanged(
         project=request.project,

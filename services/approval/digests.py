@@ -40,7 +40,8 @@ def ordered_digest(keys: Sequence[str], values: Mapping[str, Any]) -> str:
 def plan_digest(action_type: str, plan: Mapping[str, Any]) -> str:
     """The digest of an action's plan. `run.create` keeps its fixed order of keys; the others are canonical JSON."""
     if action_type == "run.create":
-        return ordered_digest(RUN_CREATE_KEYS, plan)
+        # The inputs stand beside the fixed fields, which hold their digest.
+        return ordered_digest(RUN_CREATE_KEYS, {key: value for key, value in plan.items() if key != "inputs"})
     return digest(f"ql3.approved-action.{action_type}.v1", dict(plan))
 
 

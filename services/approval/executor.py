@@ -14,8 +14,9 @@ from services.approval import executions, recovery
 from services.approval.approvals import RELEASE, WORK, Approvals
 from services.approval.digests import receipt_digest
 from services.approval.executions import Execution, Lease
-from services.approval.gate import Gate
-from services.approval.handlers.port import SERVICE, Handler, Outcome
+from services.approval.gate import SERVICE, Gate
+from services.approval.handlers.port import Handler, Outcome
+from services.approval.handover import HandOver
 from services.approval.store import actions
 from services.approval.store import recovery as controls
 from services.approval.store import requests as rows
@@ -41,12 +42,10 @@ EndRun = Callable[[rows.Ending], Awaitable[RunReleaseAnswer]]
 class Executor:
     """Executes approved actions under leases. Several may run: each dispatch has one holder at a time."""
 
-    def __init__(
-        self, gate: Gate, approvals: Approvals, handlers: Mapping[str, Handler], *, reach: Reach, owner: str
-    ) -> None:
+    def __init__(self, gate: Gate, handlers: Mapping[str, Handler], *, reach: Reach, owner: str) -> None:
         self._gate = gate
         self._database = gate.database
-        self._approvals = approvals
+        self._hand_over = HandOver(gate)
         self._handlers = handlers
         self._reach = reach
         self._owner = owner
@@ -58,9 +57,9 @@ class Executor:
 
     async def step(self) -> bool | float | None:
         """Hand over what is approved, then carry out one page. True when there may be more."""
-        ready = await self._approvals.to_consume(PAGE)
+        ready = await self._hand_over.due(PAGE)
         for request_id in ready:
-            await self._approvals.hand_over(request_id)
+            await self._hand_over.one(request_id)
         due = await self._due()
         if not due:
             return True if len(ready) == PAGE else None

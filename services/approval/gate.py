@@ -35,6 +35,9 @@ RECORDED: Final = frozenset(
 )
 """Refusals that go into the audit: somebody tried what they may not."""
 
+SERVICE: Final = Subject(type="system", id=policy.EXECUTOR)
+"""Under this name approved actions are carried out."""
+
 T = TypeVar("T")
 
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
+import msgspec
+
 from schemas.approvals import ApprovalRule
 from schemas.identity import LOCAL_CONSOLE, PolicyDecision, Role, Subject
 
@@ -40,10 +42,11 @@ RANK: Final[Mapping[Role, int]] = {"viewer": 1, "operator": 2, "admin": 3, "owne
 _TOOL: Final = re.compile(r"tool\.call:[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 AGENT_ASKS: Final = PERMISSIONS - READS
 """What an agent may never do by its role alone; every `tool.call:` besides."""
-SYSTEM_MAY: Final = frozenset({*READS, "run.start", "run.stop", "run.retry", "task.update", "secret.manage"}) | {
-    "worker.manage"
-}
-"""What our own services do on behalf of what people have set up or approved (triggers, approved actions)."""
+EXECUTOR: Final = "approval"
+"""`system/approval` carries out what people have approved."""
+SYSTEM_MAY: Final = frozenset({*READS, "run.start", "run.stop", "run.retry"})
+"""What our own services do on behalf of what people have set up: triggers, retries, the stop of what is too late."""
+EXECUTOR_MAY: Final = SYSTEM_MAY | {"task.update", "secret.manage", "worker.manage"}
 
 
 class Binding(NamedTuple):
@@ -115,13 +118,19 @@ def evaluate(
     if snapshot.project_status != "active" and permission not in READS:
         return answer("deny", "project_archived")
     if grant == "system_grant":
-        return answer("allow", grant) if permission in SYSTEM_MAY else answer("deny", "permission_missing")
-    if role is None or not holds(role, permission):
+        executor = subject.id == EXECUTOR
+        if permission not in (EXECUTOR_MAY if executor else SYSTEM_MAY):
+            return answer("deny", "permission_missing")
+        if executor:
+            return answer("allow", grant)
+    elif role is None or not holds(role, permission):
         return answer("deny", "permission_missing")
     if subject.type == "agent" and (permission in AGENT_ASKS or permission.startswith("tool.call:")):
         return answer("require_approval", "agent_action_requires_approval")
-    if rule_for(snapshot.rules, permission, labels or {}) is not None:
-        return answer("require_approval", "project_rule")
+    rule = rule_for(snapshot.rules, permission, labels or {})
+    if rule is not None:
+        asks = answer("require_approval", "project_rule")
+        return msgspec.structs.replace(asks, rule=rule.name, ahead_ms=rule.ahead_ms)
     return answer("allow", grant)
 
 

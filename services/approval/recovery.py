@@ -55,6 +55,8 @@ class Finding(NamedTuple):
     kind: FindingKind
     code: str
     evidence_digest: str | None = None
+    resource: tuple[str, str] = ("evidence", "-")
+    """Type and id of what a verified success has made."""
 
 
 class Resolution(msgspec.Struct, frozen=True, kw_only=True):

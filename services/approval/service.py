@@ -17,12 +17,20 @@ from schemas.identity import DEFAULT_PROJECT
 from schemas.runs import RUN_TERMINAL, RunChanged, RunRelease, RunReleaseAnswer
 from schemas.system import AuditPage, AuditRead, AuditVerdict, AuditVerify, FeedPage, FeedRead, HealthRead
 from services.approval.approvals import ENDINGS, RELEASE, WORK, Approvals
+from services.approval.asking import Asking
 from services.approval.authority import Authority
 from services.approval.directory import Directory
 from services.approval.executor import Endings, Executor
 from services.approval.gate import Gate
+from services.approval.handlers.plans import Plans
 from services.approval.handlers.port import Handler
+from services.approval.handlers.role_bind import RoleBindHandler
+from services.approval.handlers.run_create import RunCreateHandler
 from services.approval.handlers.run_release import RunReleaseHandler
+from services.approval.handlers.secret_set import SecretSetHandler
+from services.approval.handlers.task_change import TaskChangeHandler
+from services.approval.handlers.worker_drain import WorkerDrainHandler
+from services.approval.reconciler import Reconciler
 from services.approval.store import requests as rows
 from services.kit import audit, outbox
 from services.kit.bus import Bus, Caller, Delivery, Route
@@ -54,16 +62,25 @@ class ApprovalService:
         self.authority = Authority(self.gate)
         self.directory = Directory(self.gate)
         self.approvals = Approvals(self.gate)
-        handlers: list[Handler] = [RunReleaseHandler(self._ask)]
+        plans = Plans(database)
+        handlers: list[Handler] = [
+            RunReleaseHandler(self._ask),
+            RunCreateHandler(self._ask, plans, clock.now_ms),
+            TaskChangeHandler(self._ask, plans, clock.now_ms),
+            SecretSetHandler(self._ask, plans, clock.now_ms),
+            RoleBindHandler(self.gate, self.authority, plans),
+            WorkerDrainHandler(self._ask, plans, clock.now_ms),
+        ]
         self.handlers = {handler.action_type: handler for handler in handlers}
-        self.executor = Executor(
-            self.gate, self.approvals, self.handlers, reach=self._reach, owner=f"approval:{new_id()}"
-        )
+        self.asking = Asking(self.gate, self.approvals, self.handlers)
+        owner = f"approval:{new_id()}"
+        self.executor = Executor(self.gate, self.handlers, reach=self._reach, owner=owner)
+        self.reconciler = Reconciler(self.gate, self.handlers, owner=owner)
         self.endings = Endings(self.gate, self.approvals, self._end_run)
         pace_s = 5.0 if config.profile == "edge" else 2.0
         relay, sealer, pruner = outbox.Relay(database, bus), audit.Sealer(database), outbox.Pruner(database)
         self.loops = [
-            Loop("approval.actions", self.executor.step, every_s=pace_s, bell=database.bell(WORK)),
+            Loop("approval.actions", self._act, every_s=pace_s, bell=database.bell(WORK)),
             Loop("approval.endings", self.endings.step, every_s=pace_s, bell=database.bell(ENDINGS)),
             Loop("approval.relay", relay.step, every_s=outbox.FALLBACK_S, bell=relay.bell),
             Loop("approval.sealer", sealer.step, every_s=audit.FALLBACK_S, bell=database.bell(audit.BELL)),
@@ -117,8 +134,12 @@ class ApprovalService:
             _route(endpoints.BOOTSTRAP_READ, directory.state),
             _route(endpoints.APPROVALS_LIST, approvals.page),
             _route(endpoints.APPROVALS_GET, approvals.get),
+            _route(endpoints.APPROVALS_CREATE, self.asking.create),
             _route(endpoints.APPROVALS_DECIDE, approvals.decide),
             _route(endpoints.APPROVALS_WITHDRAW, approvals.withdraw),
+            _route(endpoints.ACTIONS_LIST, self.reconciler.page),
+            _route(endpoints.ACTIONS_GET, self.reconciler.get),
+            _route(endpoints.ACTIONS_RECOVER, self.reconciler.recover),
             _route(endpoints.FEED_READ[NAME], self._feed),
             _route(endpoints.AUDIT_READ[NAME], self._audit_page),
             _route(endpoints.AUDIT_VERIFY[NAME], self._audit_verify),
@@ -138,6 +159,14 @@ class ApprovalService:
     async def _audit_verify(self, wanted: AuditVerify) -> AuditVerdict:
         await self._database.read(lambda tx: self.gate.require(tx, wanted.actor, DEFAULT_PROJECT, "policy.manage"))
         return await audit.verify(self._database)
+
+    # -- work
+
+    async def _act(self) -> bool | float | None:
+        # Doubts first: while they cannot even be read, nothing new is begun.
+        more = await self.reconciler.step()
+        wait = await self.executor.step()
+        return True if more else wait
 
     # -- orders and facts
 

@@ -34,7 +34,6 @@ async def test_console_releases_a_held_run(world: World) -> None:
 
     executor = Executor(
         world.gate,
-        world.approvals,
         {"run.release": RunReleaseHandler(ask)},
         reach=reach,
         owner="test",  # type: ignore[arg-type]

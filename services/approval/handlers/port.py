@@ -7,22 +7,21 @@ late effect is refused, before a recovery may end the action as failed or abando
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from schemas.endpoints import Endpoint
-from schemas.identity import Actor, Subject
+from schemas.identity import Actor
 from services.approval.executions import Execution
+from services.approval.gate import SERVICE
 from services.approval.recovery import Finding
 from services.approval.store.actions import Dispatch
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 A = TypeVar("A", bound=msgspec.Struct)
-
-SERVICE: Final = Subject(type="system", id="approval")
-"""Under this name approved actions are carried out."""
 
 
 class Ask(Protocol):
@@ -32,11 +31,11 @@ class Ask(Protocol):
 
 
 class Planned(NamedTuple):
-    """A plan that was understood: its canonical fields, what it needs, and what a person is shown."""
+    """A plan that was understood: its canonical fields, what a person is shown, and labels for the project's rules."""
 
     plan: dict[str, Any]
-    permission: str
     preview: dict[str, Any]
+    labels: Mapping[str, str] = MappingProxyType({})
 
 
 class Inspection(NamedTuple):
@@ -62,6 +61,11 @@ class Handler(Protocol):
     @property
     def action_type(self) -> str:
         """Its name, such as `run.release`."""
+        ...
+
+    @property
+    def permission(self) -> str:
+        """What the requester would need to do it alone."""
         ...
 
     @property

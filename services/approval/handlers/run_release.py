@@ -23,6 +23,7 @@ class RunReleaseHandler:
     """Releases held runs through the dispatcher."""
 
     action_type = "run.release"
+    permission = "run.start"
     needs = "dispatcher"
 
     def __init__(self, ask: Ask) -> None:
@@ -47,15 +48,13 @@ class RunReleaseHandler:
         """The dispatcher's receipt, by the same request."""
         answer = await self._release(dispatch)
         if answer.outcome == "released":
-            return Finding("verified_succeeded", "run_release_verified", _evidence(answer))
+            return _verified(dispatch, answer)
         return Finding("verified_failed", _CODES[answer.outcome], _evidence(answer))
 
     async def close(self, dispatch: Dispatch) -> Finding | None:
         """A tombstone receipt: a late release is refused."""
         answer = await self._ask(RUNS_CLOSE, DispatchClose(dispatch_id=dispatch.id, project=dispatch.project))
-        if answer.outcome == "released":
-            return Finding("verified_succeeded", "run_release_verified", _evidence(answer))
-        return None
+        return _verified(dispatch, answer) if answer.outcome == "released" else None
 
     async def _release(self, dispatch: Dispatch) -> RunReleaseAnswer:
         return await self._ask(
@@ -72,6 +71,12 @@ class RunReleaseHandler:
 
 
 _CODES = {"ended": "run_ended", "closed": "run_release_closed", "not_waiting": "run_not_waiting"}
+
+
+def _verified(dispatch: Dispatch, answer: RunReleaseAnswer) -> Finding:
+    return Finding(
+        "verified_succeeded", "run_release_verified", _evidence(answer), ("run", dispatch.binding.action_ref)
+    )
 
 
 def _evidence(answer: RunReleaseAnswer) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from schemas.approvals import ApprovalState, Binding
 from schemas.errors import Ql3Error
 from schemas.identity import Subject
-from services.approval.requests import DecisionRow, Request
+from services.approval.requests import DecisionRow, Request, validate
 from services.approval.store.cursors import decode_time_id, encode
 from services.kit.database import Row, Statement, Transaction, id_set, json_set
 
@@ -66,11 +66,12 @@ _INSERT_DECISION = Statement("""
 """)
 
 _PLAN_INSERT = Statement("""
-    INSERT INTO approved_action_plans (action_ref, project_id, action_type, action_digest, plan, created_at_ms)
-    VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (action_ref) DO NOTHING
+    INSERT INTO approved_action_plans
+      (action_ref, project_id, action_type, action_digest, ask_digest, plan, created_at_ms)
+    VALUES ($1, $2, $3, $4, $5, $6, $7)
 """)
 _PLAN_GET = Statement("""
-    SELECT project_id, action_type, action_digest, plan FROM approved_action_plans WHERE action_ref = $1
+    SELECT project_id, action_type, action_digest, ask_digest, plan FROM approved_action_plans WHERE action_ref = $1
 """)
 
 _LISTED = f"{_COLUMNS}, e.status AS execution_status, e.last_result_code, e.lease_expires_at_ms, r.consume_refusal"
@@ -132,6 +133,7 @@ class Plan(NamedTuple):
     project: str
     action_type: str
     action_digest: str
+    ask_digest: str
     plan: dict[str, Any]
 
 
@@ -277,9 +279,18 @@ async def insert_decision(tx: Transaction, request: Request, made: DecisionRow) 
 
 
 async def insert_plan(tx: Transaction, action_ref: str, plan: Plan, now_ms: int) -> None:
-    """The plan of an action; one that is there already is left alone."""
+    """The plan of an action."""
     text = msgspec.json.encode(plan.plan).decode()
-    await tx.execute(_PLAN_INSERT, action_ref, plan.project, plan.action_type, plan.action_digest, text, now_ms)
+    await tx.execute(
+        _PLAN_INSERT,
+        action_ref,
+        plan.project,
+        plan.action_type,
+        plan.action_digest,
+        plan.ask_digest,
+        text,
+        now_ms,
+    )
 
 
 async def plan(tx: Transaction, action_ref: str) -> Plan | None:
@@ -287,7 +298,13 @@ async def plan(tx: Transaction, action_ref: str) -> Plan | None:
     row = await tx.fetch_one(_PLAN_GET, action_ref)
     if row is None:
         return None
-    return Plan(row["project_id"], row["action_type"], row["action_digest"], msgspec.json.decode(row["plan"]))
+    return Plan(
+        row["project_id"],
+        row["action_type"],
+        row["action_digest"],
+        row["ask_digest"],
+        msgspec.json.decode(row["plan"]),
+    )
 
 
 async def page(
@@ -367,6 +384,14 @@ def _subject(row: Row, prefix: str) -> Subject | None:
 
 
 def _request(row: Row) -> Request:
+    try:
+        return validate(_plain_request(row))
+    except (Ql3Error, msgspec.DecodeError) as error:
+        # Fail closed: what does not hold is neither shown nor decided, and never repaired.
+        raise Ql3Error("unavailable", "A stored request does not hold.", data={"id": row["id"]}) from error
+
+
+def _plain_request(row: Row) -> Request:
     return Request(
         id=row["id"],
         project=row["project_id"],
