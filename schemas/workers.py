@@ -302,13 +302,26 @@ class LogChunk(Message, frozen=True, kw_only=True, tag="log.chunk/1"):
     ended: bool = False
 
 
+WorkerStatus = Literal["online", "draining", "offline"]
+
+
+class WorkerChanged(Message, frozen=True, kw_only=True, tag="worker.changed/1"):
+    """Fact: a worker registered, drains, fell silent or is back (`ql3.evt.worker.-.<worker>.<status>`)."""
+
+    worker: WorkerId
+    status: WorkerStatus
+    generation: int
+    slots: int
+    at_ms: Millis
+
+
 class Worker(View, frozen=True, kw_only=True):
     """A worker as people read it; `leased` counts live leases."""
 
     id: str
     session_id: str
     generation: int
-    status: Literal["online", "draining", "offline"]
+    status: WorkerStatus
     slots: int
     leased: int
     capabilities: Capabilities

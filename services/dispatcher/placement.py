@@ -1,0 +1,222 @@
+"""Placement: which queued run goes to which worker now, and in words why one cannot.
+
+Order: priority, then the project with the fewest live leases, then age. A lane's runs share where they may go and under
+which limits, so a lane whose head cannot be placed is left out for this pass and hides nobody else.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from schemas.tasks import ExecutionRevision, Placement
+from schemas.workers import Capabilities
+from services.dispatcher.records import RunRecord, WorkerRecord
+
+LimitKind = Literal["project", "task", "key"]
+
+
+class Limit(NamedTuple):
+    """The name of a limit within a project; sorts in the order in which limits are locked."""
+
+    project: str
+    kind: LimitKind
+    key: str
+
+
+class Lane(NamedTuple):
+    """What all runs of a lane have in common."""
+
+    name: str
+    project: str
+    placement: Placement
+    limits: tuple[Limit, ...]
+
+
+class Seat(NamedTuple):
+    """A worker with free slots."""
+
+    worker: WorkerRecord
+    capabilities: Capabilities
+    free: int
+
+
+class Choice(NamedTuple):
+    """One run for one worker."""
+
+    run: RunRecord
+    worker: WorkerRecord
+    lane: Lane
+
+
+class Plan(NamedTuple):
+    """What a pass decided; `stuck` tells for each lane left out a cause and its words."""
+
+    choices: list[Choice]
+    stuck: dict[str, tuple[str, str]]
+
+
+def lane_terms(name: str, revision: ExecutionRevision) -> Lane:
+    """The lane that a revision's runs stand in."""
+    project = revision.project
+    wanted = {Limit(project, "key", limit.key) for limit in revision.terms.concurrency}
+    wanted.add(Limit(project, "project", project))
+    if task_limit(revision) is not None:
+        wanted.add(Limit(project, "task", revision.task_id))
+    return Lane(name, project, revision.terms.placement, tuple(sorted(wanted)))
+
+
+def task_limit(revision: ExecutionRevision) -> int | None:
+    """How many runs of the task may be in work at once; None without limit."""
+    overlap = revision.terms.overlap
+    return overlap.limit if overlap.policy == "allow" else 1
+
+
+def plan(
+    lanes: Mapping[str, Lane],
+    waiting: Mapping[str, Sequence[RunRecord]],
+    seats: Sequence[Seat],
+    live_by_project: Mapping[str, int],
+    limits: Mapping[Limit, int],
+    live_by_limit: Mapping[Limit, int],
+) -> Plan:
+    """Chooses runs for free slots. `waiting` holds each lane's runs in its order; limits without a row do not limit."""
+    free = {seat.worker.id: seat.free for seat in seats}
+    live = dict(live_by_project)
+    used = dict(live_by_limit)
+    choices: list[Choice] = []
+    stuck: dict[str, tuple[str, str]] = {}
+    total = sum(free.values())
+    heap: list[tuple[tuple[int, int, int, str], str, int]] = []
+    for name, runs in waiting.items():
+        if runs:
+            heapq.heappush(heap, (_rank(runs[0], live), name, 0))
+    fitting: dict[str, list[Seat]] = {}
+    while heap and total > 0:
+        rank, name, index = heapq.heappop(heap)
+        run, lane = waiting[name][index], lanes[name]
+        now_rank = _rank(run, live)
+        if now_rank > rank:
+            # Another lane of the same project was served meanwhile.
+            heapq.heappush(heap, (now_rank, name, index))
+            continue
+        full = next((key for key in lane.limits if key in limits and used.get(key, 0) >= limits[key]), None)
+        if full is not None:
+            stuck[name] = limit_reason(full, limits[full], run.task_name)
+            continue
+        if name not in fitting:
+            fitting[name] = [
+                seat for seat in seats if mismatch(lane.placement, seat.worker.id, seat.capabilities) is None
+            ]
+        seat = _best(fitting[name], free, lane.placement)
+        if seat is None:
+            stuck[name] = no_seat_reason(lane.placement, seats, fitting[name])
+            continue
+        choices.append(Choice(run, seat.worker, lane))
+        free[seat.worker.id] -= 1
+        total -= 1
+        live[lane.project] = live.get(lane.project, 0) + 1
+        for key in lane.limits:
+            used[key] = used.get(key, 0) + 1
+        if index + 1 < len(waiting[name]):
+            heapq.heappush(heap, (_rank(waiting[name][index + 1], live), name, index + 1))
+    return Plan(choices, stuck)
+
+
+def _rank(run: RunRecord, live: Mapping[str, int]) -> tuple[int, int, int, str]:
+    return (-run.priority, live.get(run.project_id, 0), run.queued_at_ms or 0, run.id)
+
+
+def _best(seats: Sequence[Seat], free: Mapping[str, int], placement: Placement) -> Seat | None:
+    if len(seats) == 1:
+        return seats[0] if free[seats[0].worker.id] > 0 else None
+    best: Seat | None = None
+    best_key: tuple[int, float] = (-1, -1.0)
+    for seat in seats:
+        left = free[seat.worker.id]
+        if left <= 0:
+            continue
+        liked = sum(1 for name, value in placement.preferred.items() if seat.capabilities.labels.get(name) == value)
+        key = (liked, left / max(1, seat.worker.slots))
+        if key > best_key:
+            best, best_key = seat, key
+    return best
+
+
+# Why not.
+
+
+def mismatch(placement: Placement, worker: str, capabilities: Capabilities) -> str | None:
+    """What of `placement` this worker lacks, in words ("label gpu=yes"); None when it may go there."""
+    if placement.executor not in capabilities.executors:
+        return f"executor {placement.executor}"
+    if placement.workers and worker not in placement.workers:
+        return f"name {' or '.join(placement.workers)}"
+    if placement.pool != capabilities.pool:
+        return f"pool {placement.pool}" if placement.pool else "no pool of its own"
+    for name, value in sorted(placement.required.items()):
+        if capabilities.labels.get(name) != value:
+            return f"label {name}={value}" if value else f"label {name}"
+    for wanted in placement.runtimes:
+        if not _has_runtime(wanted, capabilities.runtimes):
+            return f"runtime {wanted}"
+    if placement.min_memory_bytes is not None and capabilities.memory_bytes < placement.min_memory_bytes:
+        return f"{placement.min_memory_bytes} bytes of memory"
+    if placement.min_cpu_cores is not None and capabilities.cpu_cores < placement.min_cpu_cores:
+        return f"{placement.min_cpu_cores} cores"
+    return None
+
+
+def no_seat_reason(placement: Placement, seats: Sequence[Seat], fitting: Sequence[Seat]) -> tuple[str, str]:
+    """Cause and words for a run that no worker takes now."""
+    if not seats:
+        return "no_worker", "No worker is online."
+    if not fitting:
+        lacking = sorted({mismatch(placement, s.worker.id, s.capabilities) or "" for s in seats})
+        return "no_matching_worker", f"No worker has {' and '.join(lacking[:3])}."
+    slots = sum(seat.worker.slots for seat in fitting)
+    return "no_free_slot", f"All {slots} slots of the workers it may go to are taken."
+
+
+def limit_reason(limit: Limit, most: int, task_name: str) -> tuple[str, str]:
+    """Cause and words for a run that waits for a limit."""
+    times = "one run" if most == 1 else f"{most} runs"
+    if limit.kind == "task":
+        return "task_limit", f"Task {task_name} has {times} in work already, which is its limit."
+    if limit.kind == "project":
+        return "project_limit", f"Project {limit.project} has {times} in work already, which is its limit."
+    return "key_limit", f"The key {limit.key} has {times} in work already, which is its limit."
+
+
+_runtime: Final = re.compile(r"([a-z][a-z0-9+-]*)\s*(?:(>=|<=|==|>|<)\s*([0-9]+(?:\.[0-9]+)*))?")
+
+
+def _has_runtime(wanted: str, have: Mapping[str, str]) -> bool:
+    for part in wanted.split(","):
+        match = _runtime.fullmatch(part.strip())
+        if match is None:
+            return False
+        name, operator, version = match.groups()
+        if name not in have:
+            return False
+        if operator is None:
+            continue
+        found, asked = _version(have[name]), _version(version)
+        width = max(len(found), len(asked))
+        left, right = found + (0,) * (width - len(found)), asked + (0,) * (width - len(asked))
+        holds = {
+            ">=": left >= right,
+            "<=": left <= right,
+            "==": left[: len(asked)] == asked,
+            ">": left > right,
+            "<": left < right,
+        }
+        if not holds[operator]:
+            return False
+    return True
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"[0-9]+", text)[:4])

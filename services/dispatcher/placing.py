@@ -1,0 +1,219 @@
+"""Placement in the ledger: free slots under the workers' locks, leases for what goes there, offers after the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from schemas import limits as bounds
+from schemas.tasks import ExecutionRevision
+from schemas.workers import Capabilities, OfferAttempts, OfferItem, SessionFence
+from services.dispatcher import lease as leasing
+from services.dispatcher.placement import Lane, Limit, Plan, Seat, lane_terms, plan
+from services.dispatcher.records import Case, RunRecord, WorkerRecord
+from services.dispatcher.store import cases, leases, limits, runs, workers
+from services.dispatcher.store.cases import Change
+from services.dispatcher.store.revisions import Revisions
+from services.kit.database import Transaction
+from services.kit.ids import new_id
+
+LANES = 512
+PER_PASS = bounds.BATCH_ITEMS
+_OFFER_BYTES = bounds.BATCH_BYTES - 16 * 1024
+
+Offer = tuple[str, OfferAttempts]
+"""A worker's id and what it is offered."""
+
+
+class Placed(NamedTuple):
+    """What a pass did: offers to ring after the commit, whether another pass may place more, and who is stuck."""
+
+    offers: list[Offer]
+    placed: int
+    more: bool
+    stuck: Mapping[str, tuple[str, str]]
+    last_lane: str
+
+
+_NONE = Placed([], 0, False, {}, "")
+
+
+async def place(tx: Transaction, revisions: Revisions, after_lane: str = "") -> Placed:
+    """Places up to 256 queued runs. Of several dispatchers each fills workers that the others do not hold."""
+    now = await tx.now_ms()
+    seats = await seats_now(tx, now)
+    total = sum(seat.free for seat in seats)
+    if total <= 0:
+        return _NONE
+    names = await _lanes(tx, after_lane)
+    if not names:
+        return _NONE
+    each = max(1, min(total, PER_PASS, max(4, 1024 // len(names))))
+    waiting = {name: await runs.waiting(tx, name, each) for name in names}
+    waiting = {name: found for name, found in waiting.items() if found}
+    lanes = await _terms(tx, revisions, waiting)
+    waiting = {name: found for name, found in waiting.items() if name in lanes}
+    known = await limits.lock(tx, {limit for lane in lanes.values() for limit in lane.limits})
+    live = await limits.live_by_limit(tx, known, now) if known else {}
+    projects = {lane.project for lane in lanes.values()}
+    by_project = await limits.live_by_project(tx, projects, now) if len(projects) > 1 else {}
+    found = plan(lanes, waiting, seats, by_project, known, live)
+    chosen = found.choices[:PER_PASS]
+    held = await cases.complete(tx, [choice.run for choice in chosen], policies=False)
+    changes: list[Change] = []
+    keys: list[tuple[str, Limit]] = []
+    for choice in chosen:
+        case = held[choice.run.id]
+        after = leasing.acquire(case, choice.worker, new_id(), now)
+        changes.append(Change(case, after))
+        if after.lease is not None:
+            keys += [(after.lease.attempt_id, limit) for limit in choice.lane.limits if limit.kind == "key"]
+    written = await cases.write(tx, changes)
+    await limits.hold_keys(tx, keys)
+    offers = await offers_for(tx, revisions, written)
+    drained = any(len(r) == each for name, r in waiting.items() if name not in found.stuck)
+    more = bool(chosen) and (len(found.choices) > PER_PASS or (drained and len(chosen) < total))
+    return Placed(offers, len(chosen), more, found.stuck, names[-1] if len(names) == LANES else "")
+
+
+async def seats_now(tx: Transaction, now: int, *, lock: bool = True) -> list[Seat]:
+    """Workers with their free slots. Slots are counted from live leases, never from what a worker claims."""
+    online = await workers.seats(tx, now, lock=lock)
+    if not online:
+        return []
+    taken = await workers.live_leases(tx, [worker.id for worker in online], now)
+    return [Seat(worker, _capabilities(worker), max(0, worker.slots - taken.get(worker.id, 0))) for worker in online]
+
+
+async def why(tx: Transaction, revisions: Revisions, run: RunRecord) -> tuple[str, str]:
+    """Cause and words for a queued run that is not placed, as things stand now."""
+    now = await tx.now_ms()
+    seats = await seats_now(tx, now, lock=False)
+    lanes = await _terms(tx, revisions, {run.lane: [run]})
+    lane = lanes.get(run.lane)
+    if lane is None:
+        return "revision_unavailable", "The task revision that it is to execute cannot be read."
+    known = await limits.read(tx, lane.limits)
+    live = await limits.live_by_limit(tx, known, now) if known else {}
+    found: Plan = plan(lanes, {run.lane: [run]}, seats, {}, known, live)
+    if run.lane in found.stuck:
+        return found.stuck[run.lane]
+    if not seats:
+        return "no_worker", "No worker is online."
+    if found.choices:
+        ahead = await runs.ahead(tx, run)
+        if ahead:
+            runs_ahead = "one run" if ahead == 1 else f"{ahead} runs" if ahead < 1000 else "1000 or more runs"
+            return "behind_others", f"There {'is' if ahead == 1 else 'are'} {runs_ahead} before it."
+        return "next", "It is next and will be placed in a moment."
+    slots = sum(seat.worker.slots for seat in seats)
+    return "no_free_slot", f"All {slots} slots of the workers it may go to are taken."
+
+
+async def _lanes(tx: Transaction, after: str) -> list[str]:
+    names = await runs.lanes(tx, after, LANES)
+    if after and len(names) < LANES:
+        rest = await runs.lanes(tx, "", LANES - len(names))
+        names += [name for name in rest if name not in set(names)]
+    return names
+
+
+async def _terms(tx: Transaction, revisions: Revisions, waiting: Mapping[str, Sequence[RunRecord]]) -> dict[str, Lane]:
+    heads = {name: found[0].revision_digest for name, found in waiting.items()}
+    pinned = await revisions.read(tx, heads.values())
+    return {name: lane_terms(name, pinned[digest]) for name, digest in heads.items() if digest in pinned}
+
+
+def _capabilities(worker: WorkerRecord) -> Capabilities:
+    known = _decoded.get(worker.capabilities_digest)
+    if known is None:
+        if len(_decoded) > 1024:
+            _decoded.clear()
+        known = _decoded[worker.capabilities_digest] = msgspec.json.decode(worker.capabilities, type=Capabilities)
+    return known
+
+
+_decoded: dict[str, Capabilities] = {}
+
+
+async def reoffer(tx: Transaction, revisions: Revisions, now: int, limit: int) -> tuple[list[Offer], bool]:
+    """Offers again what was leased and not started yet, to the same session under the same fence."""
+    run_ids = await leases.offer_due(tx, now, limit)
+    if not run_ids:
+        return [], False
+    held = await cases.load(tx, run_ids, policies=False)
+    changes: list[Change] = []
+    for case in held.values():
+        lease = case.lease
+        if lease is None or lease.next_offer_at_ms is None or lease.next_offer_at_ms > now:
+            continue
+        if leasing.is_live(lease, now):
+            again = msgspec.structs.replace(case, lease=leasing.reoffered(lease, now))
+            changes.append(Change(case, again))
+    written = await cases.write(tx, changes)
+    return await offers_for(tx, revisions, written), len(run_ids) == limit
+
+
+async def offers_for(tx: Transaction, revisions: Revisions, held: Sequence[Case]) -> list[Offer]:
+    """Messages of at most 256 offers and 512 KiB, each with the revisions that it needs."""
+    if not held:
+        return []
+    pinned = await revisions.read(tx, {case.run.revision_digest for case in held})
+    given = await runs.inputs(tx, [case.run.id for case in held])
+    by_session: dict[SessionFence, list[Case]] = {}
+    for case in held:
+        lease = case.lease
+        assert lease is not None
+        fence = SessionFence(
+            worker=lease.worker_id, session_id=lease.worker_session_id, generation=lease.worker_generation
+        )
+        by_session.setdefault(fence, []).append(case)
+    sizes = {digest: len(msgspec.json.encode(revision)) for digest, revision in pinned.items()}
+    messages: list[Offer] = []
+    for fence, group in by_session.items():
+        items: list[OfferItem] = []
+        needed: set[str] = set()
+        size = 0
+        for case in group:
+            digest = case.run.revision_digest
+            if digest not in pinned:
+                continue
+            inputs = given.get(case.run.id)
+            more = 512 + len(inputs or "") + (0 if digest in needed else sizes[digest])
+            if items and (size + more > _OFFER_BYTES or len(items) == bounds.BATCH_ITEMS):
+                messages.append((fence.worker, _message(fence, items, needed, pinned)))
+                items, needed, size = [], set[str](), 0
+                more = 512 + len(inputs or "") + sizes[digest]
+            items.append(_item(case, inputs))
+            needed.add(digest)
+            size += more
+        if items:
+            messages.append((fence.worker, _message(fence, items, needed, pinned)))
+    return messages
+
+
+def _message(
+    fence: SessionFence, items: list[OfferItem], needed: set[str], pinned: Mapping[str, ExecutionRevision]
+) -> OfferAttempts:
+    revisions = [pinned[digest] for digest in sorted(needed)]
+    return OfferAttempts(fence=fence, revisions=revisions, offers=items)
+
+
+def _item(case: Case, inputs: str | None) -> OfferItem:
+    run, lease = case.run, case.lease
+    assert lease is not None
+    return OfferItem(
+        offer_id=lease.offer_id,
+        attempt_id=lease.attempt_id,
+        run_id=run.id,
+        project=run.project_id,
+        attempt=run.attempt,
+        lease_generation=lease.lease_generation,
+        revision=run.revision_digest,
+        not_before_ms=run.not_before_ms,
+        scheduled_for_ms=run.scheduled_for_ms,
+        trigger_type=run.trigger_type,
+        inputs=None if inputs is None else msgspec.json.decode(inputs),
+    )

@@ -1,0 +1,525 @@
+"""The dispatcher on the bus: endpoints, orders and loops. The only file of the dispatcher that knows NATS.
+
+Everything that is decided, is decided in a transaction over the ledger; what is sent afterwards may be lost, because a
+row says that it is still open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+
+from schemas import endpoints, limits, subjects
+from schemas.artifacts import PurgeRuns
+from schemas.errors import Ql3Error
+from schemas.identity import DEFAULT_PROJECT
+from schemas.runs import (
+    AttemptList,
+    AttemptPage,
+    DispatchClose,
+    Explanation,
+    RunAnswer,
+    RunCancel,
+    RunEventList,
+    RunEventPage,
+    RunExplain,
+    RunList,
+    RunPage,
+    RunRead,
+    RunRelease,
+    RunReleaseAnswer,
+    RunRetry,
+    SubmitAnswer,
+    SubmitRuns,
+)
+from schemas.workers import (
+    CancelAttempts,
+    LeaseVerified,
+    LeaseVerify,
+    Readiness,
+    ReadinessRead,
+    ReportAttempts,
+    StartAnswer,
+    StartAttempts,
+    WorkerAnswer,
+    WorkerBeat,
+    WorkerBeaten,
+    WorkerDrain,
+    WorkerList,
+    WorkerPage,
+    WorkerRegister,
+    WorkerRegistered,
+)
+from services.dispatcher import (
+    barrier,
+    cancelling,
+    holding,
+    placing,
+    purging,
+    reading,
+    recovery,
+    reporting,
+    retrying,
+    sessions,
+    submission,
+)
+from services.dispatcher.gathering import Gatherer
+from services.dispatcher.placing import Offer
+from services.dispatcher.recovery import Step
+from services.dispatcher.reporting import Sent
+from services.dispatcher.store import due, runs
+from services.dispatcher.store.revisions import Revisions
+from services.dispatcher.submission import Outcome
+from services.kit.bus import Bus, Caller, Route
+from services.kit.clock import Clock
+from services.kit.config import Config
+from services.kit.database import Database, Transaction
+from services.kit.health import Health
+from services.kit.loops import Loop
+from services.kit.policy import PolicyClient
+from services.kit.standing import standing_routes
+from services.kit.upkeep import upkeep
+
+NAME: Final = "dispatcher"
+VERSION: Final = "1.0.0"
+TICK_S: Final = 1.0
+RUNG_S: Final = 3600.0
+"""The pace of loops that the timers ring when something of theirs is due."""
+SWEEP_AFTER_MS: Final = 5_000
+
+T = TypeVar("T")
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.dispatcher")
+
+
+class DispatcherService:
+    """Several may run on one PostgreSQL ledger; each may die at any statement."""
+
+    def __init__(self, *, config: Config, database: Database, bus: Bus, clock: Clock) -> None:
+        self._config = config
+        self._database = database
+        self._bus = bus
+        self._policy = PolicyClient(bus, clock=clock)
+        self._revisions = Revisions()
+        self._submissions: Gatherer[SubmitRuns, list[Outcome]] = Gatherer(
+            self._submit, most=limits.BATCH_ITEMS, size=lambda message: len(message.runs)
+        )
+        self._starts: Gatherer[StartAttempts, StartAnswer] = Gatherer(
+            self._start_many, most=limits.BATCH_ITEMS, size=lambda message: len(message.attempts)
+        )
+        self._placing = Loop("dispatcher.place", self._place, every_s=TICK_S)
+        self._timing = Loop("dispatcher.timers", self._tick, every_s=TICK_S)
+        self._delivering = Loop("dispatcher.cancel", self._deliver, every_s=RUNG_S)
+        self._ringing = Loop("dispatcher.holds", self._ring, every_s=RUNG_S)
+        self._loops = (self._placing, self._timing, self._delivering, self._ringing)
+        self._upkeep = upkeep(database, bus)
+        self._asked = True
+        self._lane = ""
+        self._sweep = cancelling.Position()
+        self._sending: set[asyncio.Task[None]] = set()
+        self._could_run: list[str] = ["it was not looked yet whether a run could be started"]
+
+    async def start(self) -> None:
+        """Put the ledger in order as far as nobody else's clock is involved, then answer, then look after it."""
+        await self._database.transact(recovery.forgive)
+        health = Health()
+        health.add(NAME, self.health)
+        standing = standing_routes(NAME, VERSION, database=self._database, policy=self._policy, health=health)
+        await self._bus.serve(NAME, VERSION, [*self._routes(), *standing])
+        await self._bus.consume(
+            NAME,
+            {SubmitRuns: self._take_submissions, ReportAttempts: self._take_reports, PurgeRuns: self._take_purges},
+        )
+        await self._bus.on_ack(NAME, self._acked)
+        await self._bus.flush()
+        for loop in (*self._upkeep, *self._loops):
+            await loop.start()
+
+    async def stop(self) -> None:
+        """End after what is at work; what was committed last still goes out."""
+        for loop in self._loops:
+            await loop.stop()
+        await self._submissions.close()
+        await self._starts.close()
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=5.0)
+        for loop in self._upkeep:
+            await loop.stop()
+
+    def health(self) -> list[str]:
+        """Why a run could not be submitted, placed and started now."""
+        reasons = [*self._bus.health()]
+        if not self._timing.first_done.is_set():
+            reasons.append("the ledger was not put in order yet")
+        if self._timing.failures > 2:
+            reasons.append("the ledger cannot be looked after")
+        return [*reasons, *self._could_run]
+
+    def _routes(self) -> list[Route[Any, Any]]:
+        return [
+            Route(endpoints.RUNS_SUBMIT, self.submit, concurrency=256),
+            Route(endpoints.RUNS_GET, self.get_run, concurrency=32),
+            Route(endpoints.RUNS_LIST, self.list_runs),
+            Route(endpoints.RUNS_EVENTS, self.list_events),
+            Route(endpoints.RUNS_ATTEMPTS, self.list_attempts),
+            Route(endpoints.RUNS_CANCEL, self.cancel),
+            Route(endpoints.RUNS_RETRY, self.retry),
+            Route(endpoints.RUNS_EXPLAIN, self.explain),
+            Route(endpoints.RUNS_RELEASE, self.release),
+            Route(endpoints.RUNS_CLOSE, self.close),
+            Route(endpoints.ATTEMPTS_START, self.start_attempts, concurrency=256),
+            Route(endpoints.WORKERS_REGISTER, self.register),
+            Route(endpoints.WORKERS_BEAT, self.beat, concurrency=64),
+            Route(endpoints.WORKERS_LIST, self.list_workers),
+            Route(endpoints.WORKERS_DRAIN, self.drain),
+            Route(endpoints.LEASES_VERIFY, self.verify_lease, concurrency=64),
+            Route(endpoints.READINESS, self.readiness),
+        ]
+
+    # -- submission
+
+    async def submit(self, message: SubmitRuns, _caller: Caller) -> SubmitAnswer:
+        """Commit orders and answer with the runs as they stand."""
+        outcomes = await self._submissions.put(message)
+        return SubmitAnswer(results=[outcome.answer() for outcome in outcomes])
+
+    async def _take_submissions(self, messages: list[SubmitRuns]) -> list[BaseException | None]:
+        outcomes = await asyncio.gather(*(self._submissions.put(m) for m in messages), return_exceptions=True)
+        acks: dict[str, list[str]] = {}
+        errors: list[BaseException | None] = []
+        for message, outcome in zip(messages, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                errors.append(outcome)
+                continue
+            errors.append(None)
+            for one in outcome:
+                if one.error is not None:
+                    log.warning("an order was refused", order=one.order_id, error=one.error, sender=message.sender)
+                acks.setdefault(message.sender, []).append(one.order_id)
+        await self._acknowledge(acks)
+        return errors
+
+    async def _submit(self, messages: Sequence[SubmitRuns]) -> list[list[Outcome]]:
+        orders = [order for message in messages for order in message.runs]
+        digests = {order.revision for order in orders}
+        offered = {
+            revision.digest: revision
+            for message in messages
+            for revision in message.revisions
+            if not self._is_kept(revision, digests)
+        }
+        outcomes = await self._database.transact(lambda tx: submission.submit(tx, self._revisions, offered, orders))
+        self._ask_to_place()
+        if any(outcome.run is not None and outcome.run.status == "waiting_approval" for outcome in outcomes):
+            self._ringing.ring()
+        if any(outcome.run is not None and outcome.run.queue_deadline_ms is not None for outcome in outcomes):
+            self._timing.ring()
+        found = iter(outcomes)
+        return [[next(found) for _ in message.runs] for message in messages]
+
+    def _is_kept(self, revision: Any, digests: set[str]) -> bool:
+        # The digest of a revision is costly; one whose orders' digests are all known need not be told again.
+        return all(self._revisions.kept(digest) is not None for digest in digests)
+
+    # -- placement
+
+    async def _place(self) -> bool:
+        asked, self._asked = self._asked, False
+        # Without a reason to place anything, a look that writes nothing.
+        if not asked and not await self._database.read(lambda tx: runs.lanes(tx, "", 1)):
+            return False
+        placed = await self._database.transact(lambda tx: placing.place(tx, self._revisions, self._lane))
+        self._lane = placed.last_lane
+        self._send_offers(placed.offers)
+        self._asked |= placed.more
+        return placed.more
+
+    def _ask_to_place(self) -> None:
+        self._asked = True
+        self._placing.ring()
+
+    def _send_offers(self, offers: Sequence[Offer]) -> None:
+        for worker, message in offers:
+            self._send(subjects.to_worker(worker, "offer"), message)
+
+    def _send(self, subject: str, message: msgspec.Struct) -> None:
+        # Not awaited: the next transaction need not wait for the stream. What is lost is rung again from its row.
+        task = asyncio.create_task(self._publish(subject, message))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _publish(self, subject: str, message: msgspec.Struct) -> None:
+        try:
+            await self._bus.publish(subject, message)
+        except Ql3Error as error:
+            log.warning("an order was not sent and will be rung again", subject=subject, error=error.code)
+
+    # -- workers
+
+    async def register(self, message: WorkerRegister, caller: Caller) -> WorkerRegistered:
+        """A new session of a worker."""
+        _same_worker(caller, message.worker)
+        answer = await self._database.transact(lambda tx: sessions.register(tx, message, random.random))
+        log.info(
+            "worker registered", worker=message.worker, generation=answer.generation, slots=message.slots,
+            adopted=len(answer.adopted), released=len(answer.released), refused=len(answer.refused),
+        )  # fmt: skip
+        self._could_run = []
+        self._timing.ring()
+        self._ask_to_place()
+        return answer
+
+    async def beat(self, message: WorkerBeat, caller: Caller) -> WorkerBeaten:
+        """Heartbeat and renewal."""
+        _same_worker(caller, message.fence.worker)
+        quiet = await self._database.read(lambda tx: sessions.quiet_beat(tx, message))
+        if quiet is not None:
+            return quiet
+        beaten = await self._database.transact(lambda tx: sessions.beat(tx, message))
+        if beaten.woke:
+            self._ask_to_place()
+            self._timing.ring()
+        return beaten.answer
+
+    async def start_attempts(self, message: StartAttempts, caller: Caller) -> StartAnswer:
+        """The start barrier."""
+        _same_worker(caller, message.fence.worker)
+        return await self._starts.put(message)
+
+    async def _start_many(self, messages: Sequence[StartAttempts]) -> list[StartAnswer]:
+        answers = await self._database.transact(lambda tx: barrier.start(tx, self._revisions, messages))
+        if any(grant.timeout_ms is not None for answer in answers for grant in answer.grants):
+            self._timing.ring()
+        return answers
+
+    async def _take_reports(self, messages: list[ReportAttempts]) -> list[BaseException | None]:
+        errors: list[BaseException | None] = [None] * len(messages)
+        batch: list[int] = []
+        weight = 0
+        for index, message in enumerate(messages):
+            if batch and weight + len(message.reports) > limits.BATCH_ITEMS:
+                await self._settle(messages, batch, errors)
+                batch, weight = [], 0
+            batch.append(index)
+            weight += len(message.reports)
+        await self._settle(messages, batch, errors)
+        return errors
+
+    async def _settle(
+        self, messages: list[ReportAttempts], batch: list[int], errors: list[BaseException | None]
+    ) -> None:
+        sent = [Sent(messages[i].fence, report) for i in batch for report in messages[i].reports]
+        try:
+            settled = await self._database.transact(lambda tx: reporting.settle(tx, sent, random.random))
+        except Exception as error:
+            if len(batch) > 1:
+                for index in batch:
+                    await self._settle(messages, [index], errors)
+                return
+            errors[batch[0]] = error
+            return
+        if settled.ended:
+            self._ask_to_place()
+        if settled.retrying:
+            self._timing.ring()
+        await self._acknowledge(settled.acks)
+
+    async def list_workers(self, message: WorkerList, _caller: Caller) -> WorkerPage:
+        """Workers, for whoever may read the default project."""
+        await self._policy.require(message.actor, DEFAULT_PROJECT, "project.read")
+        page = message.page
+        return await self._database.read(lambda tx: reading.worker_page(tx, page.cursor, page.limit))
+
+    async def drain(self, message: WorkerDrain, _caller: Caller) -> WorkerAnswer:
+        """Give a worker no new work, or work again."""
+        decision = await self._policy.require(message.actor, DEFAULT_PROJECT, "worker.manage")
+        worker = await self._database.transact(lambda tx: sessions.drain(tx, message, decision))
+        self._ask_to_place()
+        self._timing.ring()
+        return WorkerAnswer(worker=worker)
+
+    async def verify_lease(self, message: LeaseVerify, _caller: Caller) -> LeaseVerified:
+        """For the vault."""
+        return await self._database.read(lambda tx: barrier.verify(tx, self._revisions, message))
+
+    # -- runs, for people
+
+    async def get_run(self, message: RunRead, _caller: Caller) -> RunAnswer:
+        """One run."""
+        await self._policy.require(message.actor, message.project, "run.read")
+        run = await self._database.read(lambda tx: reading.run(tx, self._revisions, message.project, message.run))
+        return RunAnswer(run=run)
+
+    async def list_runs(self, message: RunList, _caller: Caller) -> RunPage:
+        """A page of runs."""
+        await self._policy.require(message.actor, message.project, "run.read")
+        return await self._database.read(lambda tx: reading.page(tx, self._revisions, message))
+
+    async def list_events(self, message: RunEventList, _caller: Caller) -> RunEventPage:
+        """Events of a run."""
+        await self._policy.require(message.actor, message.project, "run.read")
+        return await self._database.read(
+            lambda tx: reading.events(tx, message.project, message.run, message.after, message.limit)
+        )
+
+    async def list_attempts(self, message: AttemptList, _caller: Caller) -> AttemptPage:
+        """Attempts of a run."""
+        await self._policy.require(message.actor, message.project, "run.read")
+        return await self._database.read(lambda tx: reading.attempts(tx, message.project, message.run))
+
+    async def explain(self, message: RunExplain, _caller: Caller) -> Explanation:
+        """Why a run is where it is."""
+        await self._policy.require(message.actor, message.project, "run.read")
+        return await self._database.read(
+            lambda tx: reading.explanation(tx, self._revisions, message.project, message.run)
+        )
+
+    async def cancel(self, message: RunCancel, _caller: Caller) -> RunAnswer:
+        """Ask for the end of a run."""
+        decision = await self._policy.require(message.actor, message.project, "run.stop")
+        record, deliver = await self._database.transact(
+            lambda tx: cancelling.cancel_run(tx, self._revisions, message, decision)
+        )
+        if deliver:
+            self._delivering.ring()
+        self._ask_to_place()
+        run = await self._database.read(lambda tx: reading.view(tx, self._revisions, record))
+        return RunAnswer(run=run)
+
+    async def retry(self, message: RunRetry, _caller: Caller) -> RunAnswer:
+        """A new run like an ended one."""
+        decision = await self._policy.require(message.actor, message.project, "run.retry")
+        retried = await self._database.transact(lambda tx: retrying.retry(tx, self._revisions, message, decision))
+        self._ask_to_place()
+        self._ringing.ring()
+        run = await self._database.read(lambda tx: reading.view(tx, self._revisions, retried.run))
+        return RunAnswer(run=run, replayed=retried.replayed)
+
+    async def release(self, message: RunRelease, _caller: Caller) -> RunReleaseAnswer:
+        """Approval's decision about a held run."""
+        answer, queued = await self._database.transact(lambda tx: holding.release(tx, self._revisions, message))
+        if queued:
+            self._ask_to_place()
+        return answer
+
+    async def close(self, message: DispatchClose, _caller: Caller) -> RunReleaseAnswer:
+        """Close a dispatch id."""
+        return await self._database.transact(lambda tx: holding.close(tx, message))
+
+    async def readiness(self, _message: ReadinessRead, _caller: Caller) -> Readiness:
+        """Could a run be submitted, placed and started?"""
+        self._could_run = await self._database.read(reading.could_run)
+        return Readiness(reasons=self.health())
+
+    # -- orders of others, and answers to ours
+
+    async def _take_purges(self, messages: list[PurgeRuns]) -> list[BaseException | None]:
+        errors: list[BaseException | None] = []
+        done: list[str] = []
+        for message in messages:
+            try:
+                await self._database.transact(lambda tx, order=message: purging.purge_runs(tx, order))
+                done.append(message.order_id)
+                errors.append(None)
+            except Exception as error:
+                errors.append(error)
+        await self._acknowledge({"retention": done} if done else {})
+        return errors
+
+    async def _acked(self, ids: list[str]) -> None:
+        await self._database.transact(lambda tx: holding.acked(tx, ids))
+
+    async def _acknowledge(self, acks: dict[str, list[str]]) -> None:
+        for sender, ids in acks.items():
+            try:
+                await self._bus.acknowledge(sender, ids)
+            except Ql3Error as error:
+                log.info("an answer was not sent; its sender will ring again", sender=sender, error=error.code)
+
+    # -- loops
+
+    async def _deliver(self) -> bool:
+        orders, more = await self._database.transact(_with_now(cancelling.deliver))
+        for worker, message in orders:
+            self._send_cancel(worker, message)
+        return more
+
+    def _send_cancel(self, worker: str, message: CancelAttempts) -> None:
+        self._send(subjects.to_worker(worker, "cancel"), message)
+
+    async def _ring(self) -> bool:
+        message, more = await self._database.transact(lambda tx: holding.ring(tx, self._revisions))
+        if message is not None:
+            self._send(subjects.command("approval", "request"), message)
+        return more
+
+    async def _tick(self) -> bool | float:
+        """Whatever has come due, each kind one bounded page; then when to look again, in seconds."""
+        now_due, self._could_run = await self._database.read(_look)
+        more = False
+        if now_due.needs_stamp():
+            await self._database.transact(recovery.forgive)
+        if now_due.is_over(now_due.expiry):
+            more |= self._follow(await self._database.transact(lambda tx: recovery.reap(tx, random.random)))
+        if now_due.is_over(now_due.offer):
+            more |= await self._reoffer()
+        if now_due.is_over(now_due.retry):
+            step = await self._database.transact(lambda tx: recovery.wake_retries(tx, self._revisions))
+            more |= self._follow(step)
+        if now_due.is_over(now_due.deadline):
+            step = await self._database.transact(lambda tx: recovery.end_overdue(tx, self._revisions))
+            more |= self._follow(step)
+        if now_due.is_over(now_due.queue_end):
+            more |= self._follow(await self._database.transact(recovery.end_unplaced))
+        if now_due.is_over(now_due.hold_end, recovery.APPROVAL_SLACK_MS):
+            more |= self._follow(await self._database.transact(recovery.end_unapproved))
+        if now_due.is_over(now_due.intent, SWEEP_AFTER_MS):
+            self._sweep = await self._database.transact(
+                _with_now(lambda tx, now: cancelling.sweep(tx, self._revisions, self._sweep, now))
+            )
+        if now_due.is_over(now_due.stop):
+            self._delivering.ring()
+        if now_due.is_over(now_due.ring):
+            self._ringing.ring()
+        return True if more else _pause(now_due)
+
+    async def _reoffer(self) -> bool:
+        offers, more = await self._database.transact(
+            _with_now(lambda tx, now: placing.reoffer(tx, self._revisions, now, limits.BATCH_ITEMS))
+        )
+        self._send_offers(offers)
+        return more
+
+    def _follow(self, step: Step) -> bool:
+        if step.place:
+            self._ask_to_place()
+        if step.deliver:
+            self._delivering.ring()
+        return step.more
+
+
+async def _look(tx: Transaction) -> tuple[due.Due, list[str]]:
+    return await due.look(tx), await reading.could_run(tx)
+
+
+def _with_now(work: Callable[[Transaction, int], Awaitable[T]]) -> Callable[[Transaction], Awaitable[T]]:
+    async def run(tx: Transaction) -> T:
+        return await work(tx, await tx.now_ms())
+
+    return run
+
+
+def _pause(now_due: due.Due) -> float:
+    # Times that are over already are those that somebody else holds; they are looked at again at the usual pace.
+    ahead = [at - now_due.now for at in now_due[1:-1] if at is not None and at > now_due.now]
+    return max(0.01, min([TICK_S, *(ms / 1000 for ms in ahead)]))
+
+
+def _same_worker(caller: Caller, worker: str) -> None:
+    if caller.token != worker:
+        raise Ql3Error("forbidden", "A worker may speak for itself alone.")

@@ -1,0 +1,1 @@
+"""The only files of the dispatcher that know SQL: one statement, one name."""
