@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any, Final, NamedTuple
 
@@ -121,12 +122,13 @@ async def pass_on(call: Call[Any], attempt: Attempt, first: Piece, end: int) -> 
 
 
 async def _again(call: Call[Any], attempt: Attempt, offset: int, length: int) -> Piece:
-    try:
-        return await read(call, attempt, offset, length)
-    except Ql3Error:
-        # It may have moved to the store meanwhile; the attempt's row says where it is now.
-        fresh = await find_attempt(call, attempt.run_id, attempt.id)
-        return await read(call, fresh or attempt, offset, length)
+    with contextlib.suppress(Ql3Error):
+        piece = await read(call, attempt, offset, length)
+        if piece.data:
+            return piece
+    # It has moved to the store meanwhile; the attempt's row says so by now.
+    fresh = await find_attempt(call, attempt.run_id, attempt.id)
+    return await read(call, fresh or attempt, offset, length)
 
 
 class _Live:

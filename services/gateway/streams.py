@@ -70,11 +70,13 @@ def open_answer(call: Call[Any], events: AsyncGenerator[bytes]) -> Stream:
     return Stream(answer, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
-async def woken(call: Call[Any], *bells: asyncio.Event, quiet_s: float = QUIET_S) -> bool:
-    """Waits for one of the bells; False after `quiet_s` seconds without, or when the gateway stops."""
+async def woken(call: Call[Any], *bells: asyncio.Event, quiet_s: float | None = None) -> bool:
+    """Waits for one of the bells; False after `quiet_s` seconds (10 by default) without, or when the gateway stops."""
     waits = [asyncio.ensure_future(bell.wait()) for bell in (*bells, call.desk.stopping)]
     try:
-        done, _ = await asyncio.wait(waits, timeout=quiet_s, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            waits, timeout=QUIET_S if quiet_s is None else quiet_s, return_when=asyncio.FIRST_COMPLETED
+        )
         return bool(done) and not call.desk.stopping.is_set()
     finally:
         for wait in waits:
