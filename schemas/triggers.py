@@ -117,14 +117,16 @@ class TriggerPage(Message, frozen=True, kw_only=True, tag="triggers.page/1"):
 
 
 class MissedFire(View, frozen=True, kw_only=True):
-    """An instant that did not become a run, and why."""
+    """Instants that did not become runs, and why: the first, the last, and how many (`at_least`: or more)."""
 
     id: str
     trigger_id: str
     task_id: str
     scheduled_for_ms: int
+    last_ms: int
     cause: str
     count: int
+    at_least: bool
     recorded_at_ms: int
 
 
@@ -142,3 +144,17 @@ class MissedPage(Message, frozen=True, kw_only=True, tag="triggers.missed_page/1
 
     items: list[MissedFire]
     next: str | None
+
+
+class TriggerMissed(Message, frozen=True, kw_only=True, tag="trigger.missed/1"):
+    """Fact: instants of a trigger did not become runs. Subject `ql3.evt.trigger.<project>.<trigger>.missed`."""
+
+    project: ProjectId
+    trigger_id: Id
+    task_id: Id
+    cause: str
+    first_ms: Millis
+    last_ms: Millis
+    count: int
+    at_least: bool
+    at_ms: Millis

@@ -1,0 +1,267 @@
+"""Tasks: the transactions that make, change, enable, disable and delete them, and the reads."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Final
+
+import msgspec
+
+from schemas.errors import Ql3Error
+from schemas.identity import PolicyDecision
+from schemas.subjects import event
+from schemas.tasks import (
+    Task,
+    TaskChanged,
+    TaskCreate,
+    TaskDelete,
+    TaskEnable,
+    TaskList,
+    TaskPage,
+    TaskRead,
+    TaskUpdate,
+)
+from services.kit import audit, outbox
+from services.kit.clock import Clock
+from services.kit.database import Database, Row, Transaction, UniqueViolation
+from services.kit.ids import new_id
+from services.scheduler import tasks as rules
+from services.scheduler import timetable, triggers
+from services.scheduler.store import admissions as admission_store
+from services.scheduler.store import schedules
+from services.scheduler.store import tasks as store
+from services.scheduler.store import triggers as trigger_store
+from services.scheduler.views import task_view
+
+_BEFORE_ALL: Final = ""
+
+
+class Catalogue:
+    """What people do with tasks. Each mutation is one transaction with its audit row."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def create(self, ask: TaskCreate, decision: PolicyDecision) -> Task:
+        """A new task at revision 1 with its triggers. Raises `name_taken`, `mutation_conflict`, or what is wrong."""
+        warnings = rules.check(ask.spec)
+        specs = triggers.read_specs(ask.triggers)
+        request = _request_digest(
+            "tasks.create",
+            {
+                "project": ask.project,
+                "name": ask.name,
+                "spec": ask.spec,
+                "triggers": specs,
+                "enabled": ask.enabled,
+            },
+        )
+
+        async def work(tx: Transaction) -> Task:
+            if (known := await _replayed(tx, ask.mutation_id, request, ask.project)) is not None:
+                return await _view(tx, known, warnings)
+            now_ms = self._clock.now_ms()
+            task_id = new_id()
+            compiled = rules.compile_revision(ask.project, task_id, ask.name, 1, ask.spec)
+            await store.insert(
+                tx, task_id, ask.project, ask.name, enabled=ask.enabled, folder=ask.spec.folder, now_ms=now_ms
+            )
+            await store.insert_revision(
+                tx,
+                compiled,
+                mutation_id=ask.mutation_id,
+                request_digest=request,
+                created_by=(ask.actor.type, ask.actor.id),
+                now_ms=now_ms,
+            )
+            for spec in specs:
+                await timetable.add(
+                    tx,
+                    project=ask.project,
+                    task_id=task_id,
+                    task_enabled=ask.enabled,
+                    spec=spec,
+                    actor=ask.actor,
+                    now_ms=now_ms,
+                )
+            detail = {"name": ask.name, "digest": compiled.spec_digest, "triggers": len(specs)}
+            await audit.append(tx, ask.actor, "task.create", ask.project, task_id, decision, detail)
+            return await self._changed(tx, ask.project, task_id, warnings)
+
+        return await self._mutate(work)
+
+    async def update(self, ask: TaskUpdate, decision: PolicyDecision) -> Task:
+        """A new revision; what runs already is not touched. Raises `version_conflict` when somebody was quicker."""
+        warnings = rules.check(ask.spec)
+        content = {"task": ask.task, "expected": ask.expected_revision, "spec": ask.spec}
+        request = _request_digest("tasks.update", content)
+
+        async def work(tx: Transaction) -> Task:
+            if (known := await _replayed(tx, ask.mutation_id, request, ask.project)) is not None:
+                return await _view(tx, known, warnings)
+            now_ms = self._clock.now_ms()
+            row = await _find(tx, ask.project, ask.task)
+            revision = ask.expected_revision + 1
+            if row["revision"] != ask.expected_revision or not await store.advance(
+                tx, row["id"], ask.expected_revision, ask.spec.folder, now_ms
+            ):
+                raise Ql3Error("version_conflict", field="expected_revision", data={"revision": row["revision"]})
+            compiled = rules.compile_revision(ask.project, row["id"], row["name"], revision, ask.spec)
+            await store.insert_revision(
+                tx,
+                compiled,
+                mutation_id=ask.mutation_id,
+                request_digest=request,
+                created_by=(ask.actor.type, ask.actor.id),
+                now_ms=now_ms,
+            )
+            detail = {"revision": revision, "digest": compiled.spec_digest}
+            await audit.append(tx, ask.actor, "task.update", ask.project, row["id"], decision, detail)
+            return await self._changed(tx, ask.project, row["id"], warnings)
+
+        return await self._mutate(work)
+
+    async def enable(self, ask: TaskEnable, decision: PolicyDecision) -> Task:
+        """Enable or disable. A disabled task starts nothing, also what was admitted for the next second."""
+
+        async def work(tx: Transaction) -> Task:
+            now_ms = self._clock.now_ms()
+            row = await _find(tx, ask.project, ask.task)
+            rows = await schedules.lock_of_task(tx, row["id"])
+            if not await store.set_enabled(tx, row["id"], ask.enabled, now_ms):
+                return await _view(tx, row, [])
+            if ask.enabled:
+                for schedule in rows:
+                    if schedule["stopped_by"] == "task_disabled":
+                        await timetable.go_on(tx, schedule, None, now_ms)
+            else:
+                withdrawn = await admission_store.withdraw_of_task(tx, row["id"], now_ms, await tx.now_ms())
+                await timetable.stop(tx, rows, "task_disabled", withdrawn, now_ms)
+            action = "task.enable" if ask.enabled else "task.disable"
+            await audit.append(tx, ask.actor, action, ask.project, row["id"], decision)
+            return await self._changed(tx, ask.project, row["id"], [])
+
+        return await self._mutate(work)
+
+    async def delete(self, ask: TaskDelete, decision: PolicyDecision) -> Task:
+        """Take a task and its triggers out of use; its name is free again, its revisions and runs stay readable."""
+
+        async def work(tx: Transaction) -> Task:
+            now_ms = self._clock.now_ms()
+            row = await _find(tx, ask.project, ask.task)
+            await schedules.lock_of_task(tx, row["id"])
+            if not await store.delete(tx, row["id"], now_ms):
+                raise Ql3Error("not_found", field="task")
+            if await admission_store.withdraw_of_task(tx, row["id"], now_ms, await tx.now_ms()):
+                tx.after_commit(tx.database.bell(timetable.RING_BELL).set)
+            await schedules.drop_of_task(tx, row["id"])
+            await trigger_store.delete_of_task(tx, row["id"], now_ms)
+            await audit.append(tx, ask.actor, "task.delete", ask.project, row["id"], decision, {"name": row["name"]})
+            return await self._changed(tx, ask.project, row["id"], [])
+
+        return await self._mutate(work)
+
+    async def get(self, ask: TaskRead) -> Task:
+        """One task by name or id, at its current or at a fixed revision; a deleted one by its id."""
+
+        async def work(tx: Transaction) -> Task:
+            row = await store.find(tx, ask.project, ask.task)
+            if row is None:
+                raise _not_found()
+            view = await _view(tx, row, [])
+            if ask.revision is None or ask.revision == row["revision"]:
+                return view
+            old = await store.at_revision(tx, row["id"], ask.revision)
+            if old is None:
+                raise Ql3Error("not_found", "The task has no such revision.", field="revision")
+            spec = rules.read_spec(old["spec"], ask.project, row["id"], ask.revision, old["content_digest"])
+            return msgspec.structs.replace(view, spec=spec, revision=ask.revision, digest=old["content_digest"])
+
+        return await self._database.read(work)
+
+    async def list(self, ask: TaskList) -> TaskPage:
+        """Tasks by name, all or those of a folder or with a label (`name=value`)."""
+        label = _label(ask.label) if ask.label is not None else None
+
+        async def work(tx: Transaction) -> TaskPage:
+            after = ask.page.cursor or _BEFORE_ALL
+            rows = await store.page(tx, ask.project, after, ask.page.limit + 1, folder=ask.folder, label=label)
+            shown = rows[: ask.page.limit]
+            of_task: defaultdict[str, list[Row]] = defaultdict(list)
+            for trigger in await trigger_store.of_tasks(tx, [row["id"] for row in shown]):
+                of_task[trigger["task_id"]].append(trigger)
+            more = shown[-1]["name"] if len(rows) > ask.page.limit else None
+            return TaskPage(items=[task_view(row, of_task[row["id"]]) for row in shown], next=more)
+
+        return await self._database.read(work)
+
+    async def labels(self, project: str, task: str) -> dict[str, str]:
+        """The labels of a task, for the project's own rules. Raises `not_found`."""
+        row = await self._database.read(lambda tx: _find(tx, project, task))
+        return rules.read_spec(row["spec"], project, row["id"], row["revision"], row["content_digest"]).terms.labels
+
+    async def _changed(self, tx: Transaction, project: str, task_id: str, warnings: list[str]) -> Task:
+        row = await store.find(tx, project, task_id)
+        assert row is not None
+        fact = TaskChanged(
+            project=project,
+            task_id=task_id,
+            name=row["name"],
+            revision=row["revision"],
+            version=row["version"],
+            enabled=bool(row["enabled"]),
+            deleted=bool(row["deleted"]),
+            at_ms=row["updated_at_ms"],
+            digest=row["content_digest"],
+        )
+        await outbox.fact(tx, event("task", project, task_id, "changed"), fact)
+        return await _view(tx, row, warnings)
+
+    async def _mutate(self, work: Any) -> Task:
+        try:
+            return await self._database.transact(work)
+        except UniqueViolation:
+            # Somebody stored the same mutation id, name or revision meanwhile: now it is found.
+            try:
+                return await self._database.transact(work)
+            except UniqueViolation as taken:
+                raise Ql3Error("name_taken", field="name") from taken
+
+
+def _not_found() -> Ql3Error:
+    return Ql3Error("not_found", "There is no such task in this project.", field="task")
+
+
+async def _find(tx: Transaction, project: str, task: str) -> Row:
+    row = await store.find(tx, project, task)
+    if row is None or row["deleted"]:
+        raise _not_found()
+    return row
+
+
+async def _view(tx: Transaction, row: Row, warnings: list[str]) -> Task:
+    return task_view(row, await trigger_store.of_tasks(tx, [row["id"]]), warnings)
+
+
+async def _replayed(tx: Transaction, mutation_id: str | None, request: str, project: str) -> Row | None:
+    known = await store.by_mutation(tx, mutation_id) if mutation_id else None
+    if known is None:
+        return None
+    if known["request_digest"] != request or known["project"] != project:
+        raise Ql3Error("mutation_conflict", field="mutation_id")
+    return await store.find(tx, project, known["task_id"])
+
+
+def _request_digest(kind: str, content: dict[str, Any]) -> str:
+    try:
+        return rules.request_digest(kind, content)
+    except ValueError as error:
+        raise Ql3Error("invalid", f"It cannot be stored: {error}.", field="spec") from error
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise Ql3Error("invalid", "Write a label as name=value.", field="label")
+    return name, value

@@ -1,0 +1,152 @@
+"""What a scheduler does about a trigger now: which instants become runs, which are missed, when to look again. No I/O.
+
+An instant may be admitted up to a second ahead (the run carries `not_before`). Later than the grace it is late, and the
+trigger's policy decides: `skip`, `fire_once` (the latest of all that is due), `catch_up` (the latest n). What does not
+become a run is counted with its cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from schemas.limits import SUBMIT_AHEAD_MS
+from services.scheduler.triggers import Plan, Span
+
+SCHEDULER_DOWN: Final = "scheduler_down"
+PAUSED: Final = "paused"
+TRIGGER_DISABLED: Final = "trigger_disabled"
+TASK_DISABLED: Final = "task_disabled"
+PROJECT_ARCHIVED: Final = "project_archived"
+BLOCKED_BY_OVERLAP: Final = "blocked_by_overlap"
+
+_RECENT: Final = 2_048
+"""Instants looked at one by one in one decision; what is older than the grace is counted as a span instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Instants that will not become runs, and why."""
+
+    cause: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Fire:
+    """An instant that becomes a run. `not_before_ms` is set when it may not start at once."""
+
+    instant_ms: int
+    not_before_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """All up to `decided_through_ms` is settled; `wake_at_ms` is when to look again, None for never."""
+
+    fires: tuple[Fire, ...]
+    missed: tuple[Missed, ...]
+    decided_through_ms: int
+    next_fire_at_ms: int | None
+    wake_at_ms: int | None
+
+
+def decide(plan: Plan, decided_through_ms: int, now_ms: int, *, limit: int) -> Decision:
+    """Settle what is due at `now_ms` with at most `limit` runs (at least 1)."""
+    spec = plan.spec
+    missed: list[Missed] = []
+    through = decided_through_ms
+    if spec.pause_until_ms is not None and through < spec.pause_until_ms:
+        end = min(spec.pause_until_ms - 1, now_ms)
+        missed += _missed(PAUSED, plan.span(through, end))
+        through = max(through, end)
+        if now_ms < spec.pause_until_ms:
+            return _settled(plan, (), missed, through, now_ms)
+    oldest = now_ms - spec.grace_ms - spec.jitter_ms - 1
+    older = plan.span(through, oldest) if oldest > through else None
+    late: list[Fire] = []
+    fresh: list[Fire] = []
+    recent = _recent(plan, max(through, oldest), now_ms)
+    for fire in recent:
+        on_time = fire.instant_ms + plan.jitter_ms(fire.instant_ms) >= now_ms - spec.grace_ms
+        (fresh if on_time else late).append(fire)
+    wanted = {"skip": 0, "fire_once": 1, "catch_up": spec.catch_up or 0}[spec.missed]
+    again = _chosen(plan, through, oldest, late, max(0, wanted - len(fresh)))
+    missed += _passed_over(plan, through, oldest, older, late, again)
+    fires = sorted([*again, *fresh], key=lambda fire: fire.instant_ms)
+    if len(fires) > limit:
+        # The others stay due; what was passed over before them is settled now.
+        fires = fires[:limit]
+        through = fires[-1].instant_ms
+    else:
+        through = max([through, oldest, *(fire.instant_ms for fire in recent)])
+    return _settled(plan, tuple(fires), missed, through, now_ms)
+
+
+def settle_stop(plan: Plan, decided_through_ms: int, now_ms: int, cause: str) -> Decision:
+    """Begin again after a stop: all that passed meanwhile is missed for `cause`, and the next instant lies ahead."""
+    missed = _missed(cause, plan.span(decided_through_ms, now_ms))
+    return _settled(plan, (), missed, max(decided_through_ms, now_ms), now_ms)
+
+
+def begin(plan: Plan, after_ms: int, now_ms: int) -> Decision:
+    """A new or edited trigger: the next instant is strictly after `after_ms`; no history is invented."""
+    return _settled(plan, (), [], after_ms, now_ms)
+
+
+def _settled(plan: Plan, fires: tuple[Fire, ...], missed: list[Missed], through: int, now_ms: int) -> Decision:
+    upcoming = plan.after(through)
+    pause = plan.spec.pause_until_ms
+    if pause is not None and now_ms < pause and upcoming is not None and upcoming < pause:
+        upcoming = plan.after(pause - 1)
+    wake = None if upcoming is None else max(0, upcoming + plan.jitter_ms(upcoming) - SUBMIT_AHEAD_MS)
+    return Decision(fires, tuple(missed), through, upcoming, wake)
+
+
+def _recent(plan: Plan, after_ms: int, now_ms: int) -> list[Fire]:
+    """The instants after `after_ms` that may be admitted now, in order."""
+    found: list[Fire] = []
+    instant = plan.after(after_ms)
+    while instant is not None and len(found) < _RECENT:
+        starts = instant + plan.jitter_ms(instant)
+        if starts > now_ms + SUBMIT_AHEAD_MS:
+            break
+        found.append(Fire(instant, starts if starts > now_ms else None))
+        instant = plan.after(instant)
+    return found
+
+
+def _chosen(plan: Plan, through: int, oldest: int, late: list[Fire], count: int) -> list[Fire]:
+    """The latest `count` of all late ones."""
+    if count == 0:
+        return []
+    chosen = late[-count:]
+    if len(chosen) < count and oldest > through:
+        older = plan.last(through, oldest, count - len(chosen))
+        chosen = [*(Fire(instant, None) for instant in older), *chosen]
+    return chosen
+
+
+def _passed_over(
+    plan: Plan, through: int, oldest: int, older: Span | None, late: list[Fire], again: list[Fire]
+) -> list[Missed]:
+    """The late ones that are not chosen; the chosen are the latest, so these come before them."""
+    if not again:
+        end = late[-1].instant_ms if late else oldest
+        count = len(late)
+    else:
+        end = again[0].instant_ms - 1
+        count = sum(fire.instant_ms <= end for fire in late)
+    if older is None:
+        if count == 0:
+            return []
+        return _missed(SCHEDULER_DOWN, Span(late[0].instant_ms, late[count - 1].instant_ms, count))
+    before = older if end >= older.last_ms else plan.span(through, min(end, oldest))
+    if before is None:
+        return []
+    last = late[count - 1].instant_ms if count else before.last_ms
+    return _missed(SCHEDULER_DOWN, Span(before.first_ms, last, before.count + count, before.at_least))
+
+
+def _missed(cause: str, span: Span | None) -> list[Missed]:
+    return [] if span is None else [Missed(cause, span)]

@@ -1,0 +1,44 @@
+"""What revisions execute, read once and kept: a revision never changes, and each read of it is checked."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from schemas.errors import Ql3Error
+from schemas.tasks import ExecutionRevision
+from services.kit.database import Transaction
+from services.scheduler import tasks as rules
+from services.scheduler.store import tasks as store
+
+KEPT: Final = 1_024
+
+
+class Executions:
+    """Execution revisions by task and revision; at most `KEPT` stay in memory."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, int], ExecutionRevision] = OrderedDict()
+
+    async def load(self, tx: Transaction, task_id: str, revision: int) -> ExecutionRevision:
+        """Raises `revision_unavailable` when it is not there or not what was written."""
+        key = (task_id, revision)
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+            return found
+        row = await store.execution(tx, task_id, revision)
+        if row is None:
+            raise Ql3Error("revision_unavailable", data={"task_id": task_id, "revision": revision})
+        found = rules.read_execution(
+            row["execution_template"],
+            row["environment_recipe"],
+            row["context_ref"],
+            task_id,
+            revision,
+            row["content_digest"],
+        )
+        self._kept[key] = found
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return found

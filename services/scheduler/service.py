@@ -1,0 +1,282 @@
+"""The scheduler: tasks, triggers, and the orders for runs that come of them. The only file here that knows NATS."""
+
+from __future__ import annotations
+
+import structlog
+
+from schemas import limits
+from schemas.endpoints import (
+    RUNS_CANCEL,
+    RUNS_SUBMIT,
+    TASKS_CREATE,
+    TASKS_DELETE,
+    TASKS_ENABLE,
+    TASKS_GET,
+    TASKS_LIST,
+    TASKS_RUN,
+    TASKS_RUN_BATCH,
+    TASKS_UPDATE,
+    TRIGGERS_CREATE,
+    TRIGGERS_DELETE,
+    TRIGGERS_ENABLE,
+    TRIGGERS_LIST,
+    TRIGGERS_MISSED,
+    TRIGGERS_UPDATE,
+)
+from schemas.errors import Ql3Error
+from schemas.identity import Actor, PolicyChanged, PolicyDecision
+from schemas.runs import RunAnswer, RunBatchAnswer, RunCancel, SubmitAnswer, SubmitRuns
+from schemas.tasks import (
+    TaskAnswer,
+    TaskCreate,
+    TaskDelete,
+    TaskEnable,
+    TaskList,
+    TaskPage,
+    TaskRead,
+    TaskRun,
+    TaskRunBatch,
+    TaskUpdate,
+)
+from schemas.triggers import (
+    MissedList,
+    MissedPage,
+    TriggerAnswer,
+    TriggerCreate,
+    TriggerDelete,
+    TriggerEnable,
+    TriggerList,
+    TriggerPage,
+    TriggerUpdate,
+)
+from services.kit.bus import Bus, Caller, Delivery, Route, Subscription
+from services.kit.clock import Clock
+from services.kit.config import Config
+from services.kit.database import Database
+from services.kit.health import Health
+from services.kit.loops import Loop
+from services.kit.policy import PolicyClient
+from services.kit.standing import standing_routes
+from services.kit.upkeep import upkeep
+from services.scheduler import running
+from services.scheduler.admissions import SENDER
+from services.scheduler.catalogue import Catalogue
+from services.scheduler.executions import Executions
+from services.scheduler.loops import SLEEP_S, AdmissionLoop, PruneLoop, RingLoop
+from services.scheduler.projects import Projects, scheduler_actor
+from services.scheduler.running import RunAsk, RunDesk
+from services.scheduler.store import schedules
+from services.scheduler.timetable import BELL, RING_BELL, Timetable
+
+NAME = SENDER
+VERSION = "1.0.0"
+RING_EVERY_S = 1.0
+PRUNE_EVERY_S = 300.0
+STALE_S = 5
+"""A loop that failed this often in a row makes the service not ready."""
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.scheduler")
+
+
+class SchedulerService:
+    """Answers about tasks and triggers, and admits what is due. Several may run beside each other on PostgreSQL."""
+
+    def __init__(self, *, config: Config, database: Database, bus: Bus, clock: Clock) -> None:
+        self._database = database
+        self._bus = bus
+        self._clock = clock
+        self._policy = PolicyClient(bus, clock=clock)
+        self._actor = scheduler_actor(clock.now_ms())
+        executions = Executions()
+        self._projects = Projects(self._may_start)
+        self._catalogue = Catalogue(database, clock)
+        self._timetable = Timetable(database, clock)
+        self._desk = RunDesk(database, clock, executions, self._submit)
+        admitting = AdmissionLoop(database, clock, executions, self._projects)
+        ringing = RingLoop(database, executions, self._cancel)
+        self._admitting = Loop("scheduler.admissions", admitting.step, every_s=SLEEP_S, bell=database.bell(BELL))
+        self._ringing = Loop("scheduler.orders", ringing.step, every_s=RING_EVERY_S, bell=database.bell(RING_BELL))
+        self._loops = [
+            *upkeep(database, bus),
+            self._admitting,
+            self._ringing,
+            Loop("scheduler.prune", PruneLoop(database).step, every_s=PRUNE_EVERY_S),
+        ]
+        self._heard: list[Subscription] = []
+
+    async def start(self) -> None:
+        """Answer, hear, and begin to admit."""
+        await self._policy.start()
+        self._heard = [
+            await self._bus.on_ack(NAME, self._acknowledged),
+            await self._bus.on_event("ql3.evt.policy.>", self._policy_changed),
+        ]
+        health = Health()
+        health.add(NAME, self.health)
+        await self._bus.serve(
+            NAME,
+            VERSION,
+            [
+                Route(TASKS_CREATE, self._create_task),
+                Route(TASKS_UPDATE, self._update_task),
+                Route(TASKS_ENABLE, self._enable_task),
+                Route(TASKS_DELETE, self._delete_task),
+                Route(TASKS_GET, self._get_task),
+                Route(TASKS_LIST, self._list_tasks),
+                Route(TASKS_RUN, self._run_task, concurrency=limits.BATCH_ITEMS),
+                Route(TASKS_RUN_BATCH, self._run_tasks),
+                Route(TRIGGERS_CREATE, self._create_trigger),
+                Route(TRIGGERS_UPDATE, self._update_trigger),
+                Route(TRIGGERS_ENABLE, self._enable_trigger),
+                Route(TRIGGERS_DELETE, self._delete_trigger),
+                Route(TRIGGERS_LIST, self._list_triggers),
+                Route(TRIGGERS_MISSED, self._list_missed),
+                *standing_routes(NAME, VERSION, database=self._database, policy=self._policy, health=health),
+            ],
+        )
+        await self._bus.flush()
+        for loop in self._loops:
+            await loop.start()
+
+    async def stop(self) -> None:
+        """Admit no more, finish what is at work."""
+        for loop in reversed(self._loops):
+            await loop.stop()
+        await self._desk.stop()
+        for subscription in self._heard:
+            await subscription.close()
+
+    def health(self) -> list[str]:
+        """Reasons why schedules are not kept; empty when they are."""
+        late = [f"{loop.name} fails" for loop in (self._admitting, self._ringing) if loop.failures >= STALE_S]
+        return [*late, *self._bus.health()]
+
+    # What others tell.
+
+    async def _acknowledged(self, ids: list[str]) -> None:
+        await self._database.transact(lambda tx: running.close_answered(tx, dict.fromkeys(ids)))
+
+    async def _policy_changed(self, delivery: Delivery) -> None:
+        project = delivery.decode(PolicyChanged).project
+        self._projects.forget(project)
+        if project is not None:
+            now_ms = self._clock.now_ms()
+            await self._database.transact(lambda tx: schedules.wake_project(tx, project, now_ms))
+            self._admitting.ring()
+
+    async def _may_start(self, project: str) -> PolicyDecision:
+        return await self._policy.check(self._actor, project, "run.start")
+
+    async def _submit(self, message: SubmitRuns) -> SubmitAnswer:
+        return await self._bus.request(RUNS_SUBMIT, message)
+
+    async def _cancel(self, project: str, run_id: str) -> bool:
+        try:
+            await self._bus.request(
+                RUNS_CANCEL, RunCancel(actor=self._actor, project=project, run=run_id, reason="policy")
+            )
+        except Ql3Error as error:
+            if error.code in ("not_found", "unavailable"):
+                return False
+            log.warning("a withdrawn run was not cancelled", run=run_id, error=error.code)
+        return True
+
+    # Tasks.
+
+    async def _create_task(self, ask: TaskCreate, _caller: Caller) -> TaskAnswer:
+        labels = ask.spec.terms.labels
+        decision = await self._policy.require(ask.actor, ask.project, "task.create", labels=labels)
+        return TaskAnswer(task=await self._catalogue.create(ask, decision))
+
+    async def _update_task(self, ask: TaskUpdate, _caller: Caller) -> TaskAnswer:
+        decision = await self._about_task(ask.actor, ask.project, ask.task, "task.update")
+        return TaskAnswer(task=await self._catalogue.update(ask, decision))
+
+    async def _enable_task(self, ask: TaskEnable, _caller: Caller) -> TaskAnswer:
+        decision = await self._about_task(ask.actor, ask.project, ask.task, "task.update")
+        return TaskAnswer(task=await self._catalogue.enable(ask, decision))
+
+    async def _delete_task(self, ask: TaskDelete, _caller: Caller) -> TaskAnswer:
+        decision = await self._about_task(ask.actor, ask.project, ask.task, "task.delete")
+        return TaskAnswer(task=await self._catalogue.delete(ask, decision))
+
+    async def _get_task(self, ask: TaskRead, _caller: Caller) -> TaskAnswer:
+        await self._policy.require(ask.actor, ask.project, "task.read")
+        return TaskAnswer(task=await self._catalogue.get(ask))
+
+    async def _list_tasks(self, ask: TaskList, _caller: Caller) -> TaskPage:
+        await self._policy.require(ask.actor, ask.project, "task.read")
+        return await self._catalogue.list(ask)
+
+    async def _about_task(self, actor: Actor, project: str, task: str, permission: str) -> PolicyDecision:
+        # Whoever may not read must not learn from the error whether the task is there.
+        await self._policy.require(actor, project, "task.read")
+        labels = await self._catalogue.labels(project, task)
+        return await self._policy.require(actor, project, permission, labels=labels)
+
+    async def _run_task(self, ask: TaskRun, _caller: Caller) -> RunAnswer:
+        running.check(ask.inputs, ask.idempotency_key)
+        decision = await self._policy.require(ask.actor, ask.project, "run.start")
+        result = await self._desk.run(
+            RunAsk(
+                actor=ask.actor,
+                decision=decision,
+                project=ask.project,
+                task=ask.task,
+                trigger_type=ask.trigger_type,
+                inputs=ask.inputs,
+                priority=ask.priority,
+                idempotency_key=ask.idempotency_key,
+                expected_revision=ask.expected_revision,
+            )
+        )
+        assert result.run is not None
+        return RunAnswer(run=result.run, replayed=result.replayed)
+
+    async def _run_tasks(self, ask: TaskRunBatch, _caller: Caller) -> RunBatchAnswer:
+        for index, item in enumerate(ask.runs):
+            try:
+                running.check(item.inputs, item.idempotency_key)
+            except Ql3Error as error:
+                raise Ql3Error(error.code, error.detail, field=f"runs[{index}].{error.field}") from error
+        decision = await self._policy.require(ask.actor, ask.project, "run.start")
+        asks = [
+            RunAsk(
+                actor=ask.actor,
+                decision=decision,
+                project=ask.project,
+                task=item.task,
+                trigger_type=ask.trigger_type,
+                inputs=item.inputs,
+                priority=item.priority,
+                idempotency_key=item.idempotency_key,
+            )
+            for item in ask.runs
+        ]
+        return RunBatchAnswer(results=await self._desk.run_many(asks))
+
+    # Triggers.
+
+    async def _create_trigger(self, ask: TriggerCreate, _caller: Caller) -> TriggerAnswer:
+        decision = await self._about_task(ask.actor, ask.project, ask.task, "task.update")
+        return TriggerAnswer(trigger=await self._timetable.create(ask, decision))
+
+    async def _update_trigger(self, ask: TriggerUpdate, _caller: Caller) -> TriggerAnswer:
+        decision = await self._policy.require(ask.actor, ask.project, "task.update")
+        return TriggerAnswer(trigger=await self._timetable.update(ask, decision))
+
+    async def _enable_trigger(self, ask: TriggerEnable, _caller: Caller) -> TriggerAnswer:
+        decision = await self._policy.require(ask.actor, ask.project, "task.update")
+        return TriggerAnswer(trigger=await self._timetable.enable(ask, decision))
+
+    async def _delete_trigger(self, ask: TriggerDelete, _caller: Caller) -> TriggerAnswer:
+        decision = await self._policy.require(ask.actor, ask.project, "task.update")
+        return TriggerAnswer(trigger=await self._timetable.delete(ask, decision))
+
+    async def _list_triggers(self, ask: TriggerList, _caller: Caller) -> TriggerPage:
+        await self._policy.require(ask.actor, ask.project, "trigger.read")
+        return await self._timetable.list(ask)
+
+    async def _list_missed(self, ask: MissedList, _caller: Caller) -> MissedPage:
+        await self._policy.require(ask.actor, ask.project, "trigger.read")
+        return await self._timetable.missed(ask)

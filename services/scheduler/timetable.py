@@ -1,0 +1,420 @@
+"""Triggers and their schedules: the transactions that make, change, stop and begin them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from schemas.errors import Ql3Error
+from schemas.identity import Actor, PolicyDecision
+from schemas.subjects import event
+from schemas.triggers import (
+    MissedList,
+    MissedPage,
+    Trigger,
+    TriggerCreate,
+    TriggerDelete,
+    TriggerEnable,
+    TriggerList,
+    TriggerMissed,
+    TriggerPage,
+    TriggerSpec,
+    TriggerUpdate,
+)
+from services.kit import audit, outbox
+from services.kit.clock import Clock
+from services.kit.database import Database, Row, Transaction, UniqueViolation
+from services.kit.ids import new_id
+from services.scheduler import triggers as rules
+from services.scheduler.decisions import Decision, Missed, begin, settle_stop
+from services.scheduler.store import admissions as admission_store
+from services.scheduler.store import schedules
+from services.scheduler.store import tasks as task_store
+from services.scheduler.store import triggers as store
+from services.scheduler.tasks import request_digest
+from services.scheduler.triggers import Plan, Span
+from services.scheduler.views import missed_view, trigger_view
+
+BELL: Final = "schedule"
+"""The name of the database's bell that wakes the admission loop."""
+RING_BELL: Final = "admissions"
+"""The name of the database's bell that wakes the loop of open orders."""
+TRIGGERS_PER_TASK: Final = 32
+_BEFORE_ALL: Final = ""
+_AFTER_ALL: Final = "g"
+
+
+def moved(
+    trigger_id: str, decision: Decision, now_ms: int, *, stopped: tuple[int | None, str | None] = (None, None)
+) -> dict[str, Any]:
+    """A schedule row as it stands after a decision."""
+    fired = [fire.instant_ms for fire in decision.fires]
+    running = stopped[1] is None
+    return {
+        "trigger_id": trigger_id,
+        "decided_through_ms": decision.decided_through_ms,
+        "next_fire_at_ms": decision.next_fire_at_ms if running else None,
+        "wake_at_ms": decision.wake_at_ms if running else None,
+        "last_ms": fired[-1] if fired else None,
+        "stopped_at_ms": stopped[0],
+        "stopped_by": stopped[1],
+        "updated_at_ms": now_ms,
+    }
+
+
+def missed_row(row: Row, trigger_revision: int, missed: Missed, now_ms: int) -> dict[str, str | int]:
+    """A row of missed fires; `row` names the trigger, its task and project."""
+    return {
+        "id": new_id(),
+        "trigger_id": row["trigger_id"],
+        "task_id": row["task_id"],
+        "project": row["project"],
+        "trigger_revision": trigger_revision,
+        "cause": missed.cause,
+        "first_ms": missed.span.first_ms,
+        "last_ms": missed.span.last_ms,
+        "count": missed.span.count,
+        "at_least": int(missed.span.at_least),
+        "recorded_at_ms": now_ms,
+    }
+
+
+async def record_missed(tx: Transaction, rows: list[dict[str, Any]]) -> None:
+    """Count missed instants and tell it."""
+    await store.record_missed(tx, rows)
+    await outbox.facts(
+        tx,
+        [
+            (
+                event("trigger", row["project"], row["trigger_id"], "missed"),
+                TriggerMissed(
+                    project=row["project"],
+                    trigger_id=row["trigger_id"],
+                    task_id=row["task_id"],
+                    cause=row["cause"],
+                    first_ms=row["first_ms"],
+                    last_ms=row["last_ms"],
+                    count=row["count"],
+                    at_least=bool(row["at_least"]),
+                    at_ms=row["recorded_at_ms"],
+                ),
+            )
+            for row in rows
+        ],
+    )
+
+
+async def plan_of(tx: Transaction, trigger_id: str, anchor_ms: int) -> Plan:
+    """The plan of a trigger's current revision."""
+    spec = (await schedules.specs(tx, [trigger_id])).get(trigger_id)
+    if spec is None:
+        raise Ql3Error("revision_unavailable", data={"trigger_id": trigger_id})
+    return rules.stored_plan(trigger_id, spec["spec"], spec["content_digest"], anchor_ms)
+
+
+async def add(
+    tx: Transaction,
+    *,
+    project: str,
+    task_id: str,
+    task_enabled: bool,
+    spec: TriggerSpec,
+    actor: Actor,
+    now_ms: int,
+    mutation_id: str | None = None,
+    request: str = "",
+) -> str:
+    """A new trigger with its schedule, in the transaction of whoever makes it; answers its id."""
+    trigger_id = new_id()
+    text = rules.spec_text(spec)
+    await store.insert(tx, trigger_id, project, task_id, spec.kind, enabled=spec.enabled, now_ms=now_ms)
+    await store.insert_revision(
+        tx,
+        trigger_id,
+        1,
+        text,
+        rules.content_digest(text),
+        mutation_id=mutation_id,
+        request_digest=request or rules.content_digest(text),
+        created_by=(actor.type, actor.id),
+        now_ms=now_ms,
+    )
+    await _schedule(
+        tx, trigger_id, project, task_id, 1, spec, task_enabled=task_enabled, after_ms=now_ms, now_ms=now_ms
+    )
+    return trigger_id
+
+
+async def _schedule(
+    tx: Transaction,
+    trigger_id: str,
+    project: str,
+    task_id: str,
+    revision: int,
+    spec: TriggerSpec,
+    *,
+    task_enabled: bool,
+    after_ms: int,
+    now_ms: int,
+) -> None:
+    anchor_ms = now_ms // 1000 * 1000
+    plan = rules.plan(trigger_id, spec, anchor_ms)
+    if plan is None:
+        return
+    stopped_by = "trigger_disabled" if not spec.enabled else None if task_enabled else "task_disabled"
+    decision = begin(plan, after_ms, now_ms)
+    running = stopped_by is None
+    await schedules.insert(
+        tx,
+        trigger_id,
+        project,
+        task_id,
+        revision,
+        anchor_ms,
+        decision.decided_through_ms,
+        decision.next_fire_at_ms if running else None,
+        decision.wake_at_ms if running else None,
+        (None if running else now_ms, stopped_by),
+        now_ms,
+    )
+    tx.after_commit(tx.database.bell(BELL).set)
+
+
+async def stop(tx: Transaction, rows: Sequence[Row], cause: str, withdrawn: list[Row], now_ms: int) -> None:
+    """Stop running schedules; what was admitted ahead and taken back again is missed for the same cause."""
+    await schedules.move(
+        tx,
+        [
+            {
+                "trigger_id": row["trigger_id"],
+                "decided_through_ms": row["decided_through_ms"],
+                "next_fire_at_ms": None,
+                "wake_at_ms": None,
+                "last_ms": None,
+                "stopped_at_ms": now_ms,
+                "stopped_by": cause,
+                "updated_at_ms": now_ms,
+            }
+            for row in rows
+            if row["stopped_by"] in (None, "project_archived")
+        ],
+    )
+    missed = [
+        missed_row(row, row["trigger_revision"], Missed(cause, Span(instant, instant, 1)), now_ms)
+        for row in withdrawn
+        if (instant := row["scheduled_for_ms"]) is not None
+    ]
+    if withdrawn:
+        tx.after_commit(tx.database.bell(RING_BELL).set)
+    await record_missed(tx, missed)
+
+
+async def go_on(tx: Transaction, row: Row, stopped_by: str | None, now_ms: int) -> None:
+    """A stopped schedule begins again, or stays stopped for another cause; what passed meanwhile is missed."""
+    plan = await plan_of(tx, row["trigger_id"], row["anchor_ms"])
+    decision = settle_stop(plan, row["decided_through_ms"], now_ms, row["stopped_by"])
+    missed = [missed_row(row, row["trigger_revision"], part, now_ms) for part in decision.missed]
+    stopped = (now_ms, stopped_by) if stopped_by else (None, None)
+    await schedules.move(tx, [moved(row["trigger_id"], decision, now_ms, stopped=stopped)])
+    await record_missed(tx, missed)
+    tx.after_commit(tx.database.bell(BELL).set)
+
+
+class Timetable:
+    """What people do with triggers. Each mutation is one transaction with its audit row."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def create(self, ask: TriggerCreate, decision: PolicyDecision) -> Trigger:
+        """Add a trigger to a task."""
+        spec = rules.check(ask.spec)
+        rules.spec_text(spec)
+        request = request_digest("triggers.create", {"project": ask.project, "task": ask.task, "spec": spec})
+
+        async def work(tx: Transaction) -> Trigger:
+            if (known := await _replayed(tx, ask.mutation_id, request, ask.project)) is not None:
+                return trigger_view(known)
+            task = await _task(tx, ask.project, ask.task)
+            now_ms = self._clock.now_ms()
+            # The task's row is held, so that no two triggers pass the bound and nobody disables it meanwhile.
+            held = await task_store.lock(tx, task["id"])
+            if await store.count_of_task(tx, task["id"]) >= TRIGGERS_PER_TASK:
+                raise Ql3Error("too_large", f"A task has at most {TRIGGERS_PER_TASK} triggers.", field="task")
+            trigger_id = await add(
+                tx,
+                project=ask.project,
+                task_id=task["id"],
+                task_enabled=bool(held and held["enabled"]),
+                spec=spec,
+                actor=ask.actor,
+                now_ms=now_ms,
+                mutation_id=ask.mutation_id,
+                request=request,
+            )
+            await audit.append(
+                tx, ask.actor, "trigger.create", ask.project, trigger_id, decision, {"task_id": task["id"]}
+            )
+            return await _view(tx, ask.project, trigger_id)
+
+        return await self._mutate(work)
+
+    async def update(self, ask: TriggerUpdate, decision: PolicyDecision) -> Trigger:
+        """A new revision. Its next instant is strictly after the edit and after what was admitted."""
+        spec = rules.check(ask.spec)
+        text = rules.spec_text(spec)
+        content = {"trigger": ask.trigger, "expected": ask.expected_revision, "spec": spec}
+        request = request_digest("triggers.update", content)
+
+        async def work(tx: Transaction) -> Trigger:
+            if (known := await _replayed(tx, ask.mutation_id, request, ask.project)) is not None:
+                return trigger_view(known)
+            now_ms = self._clock.now_ms()
+            schedule = await schedules.lock(tx, ask.trigger)
+            trigger = await _trigger(tx, ask.project, ask.trigger)
+            if trigger["revision"] != ask.expected_revision:
+                raise Ql3Error("version_conflict", data={"revision": trigger["revision"]})
+            if schedule is not None:
+                await self._close(tx, schedule, now_ms)
+            revision = ask.expected_revision + 1
+            if not await store.advance(
+                tx, ask.trigger, ask.expected_revision, spec.kind, enabled=spec.enabled, now_ms=now_ms
+            ):
+                raise Ql3Error("version_conflict")
+            await store.insert_revision(
+                tx,
+                ask.trigger,
+                revision,
+                text,
+                rules.content_digest(text),
+                mutation_id=ask.mutation_id,
+                request_digest=request,
+                created_by=(ask.actor.type, ask.actor.id),
+                now_ms=now_ms,
+            )
+            task = await task_store.lock(tx, trigger["task_id"])
+            await _schedule(
+                tx,
+                ask.trigger,
+                ask.project,
+                trigger["task_id"],
+                revision,
+                spec,
+                task_enabled=bool(task and task["enabled"]),
+                after_ms=max(now_ms, schedule["last_scheduled_at_ms"] or 0) if schedule else now_ms,
+                now_ms=now_ms,
+            )
+            await audit.append(
+                tx, ask.actor, "trigger.update", ask.project, ask.trigger, decision, {"revision": revision}
+            )
+            return await _view(tx, ask.project, ask.trigger)
+
+        return await self._mutate(work)
+
+    async def _close(self, tx: Transaction, schedule: Row, now_ms: int) -> None:
+        """The old revision's calendar ends: what it missed while it was stopped is counted."""
+        if schedule["stopped_by"] is not None:
+            plan = await plan_of(tx, schedule["trigger_id"], schedule["anchor_ms"])
+            closed = settle_stop(plan, schedule["decided_through_ms"], now_ms, schedule["stopped_by"])
+            revision = schedule["trigger_revision"]
+            await record_missed(tx, [missed_row(schedule, revision, part, now_ms) for part in closed.missed])
+        await schedules.drop(tx, schedule["trigger_id"])
+
+    async def enable(self, ask: TriggerEnable, decision: PolicyDecision) -> Trigger:
+        """Enable or disable; what is disabled within the second before its start does not start."""
+
+        async def work(tx: Transaction) -> Trigger:
+            now_ms = self._clock.now_ms()
+            schedule = await schedules.lock(tx, ask.trigger)
+            trigger = await _trigger(tx, ask.project, ask.trigger)
+            if await store.set_enabled(tx, ask.trigger, ask.enabled, now_ms):
+                if not ask.enabled:
+                    withdrawn = await admission_store.withdraw_of_trigger(tx, ask.trigger, now_ms, await tx.now_ms())
+                    await stop(tx, [schedule] if schedule else [], "trigger_disabled", withdrawn, now_ms)
+                elif schedule is not None:
+                    task = await task_store.lock(tx, trigger["task_id"])
+                    stopped_by = None if task and task["enabled"] else "task_disabled"
+                    await go_on(tx, schedule, stopped_by, now_ms)
+                action = "trigger.enable" if ask.enabled else "trigger.disable"
+                await audit.append(tx, ask.actor, action, ask.project, ask.trigger, decision)
+            return await _view(tx, ask.project, ask.trigger)
+
+        return await self._mutate(work)
+
+    async def delete(self, ask: TriggerDelete, decision: PolicyDecision) -> Trigger:
+        """Take a trigger out of use. Its revisions, admissions and missed fires stay."""
+
+        async def work(tx: Transaction) -> Trigger:
+            now_ms = self._clock.now_ms()
+            await schedules.lock(tx, ask.trigger)
+            before = await _view(tx, ask.project, ask.trigger)
+            if await admission_store.withdraw_of_trigger(tx, ask.trigger, now_ms, await tx.now_ms()):
+                tx.after_commit(tx.database.bell(RING_BELL).set)
+            await schedules.drop(tx, ask.trigger)
+            await store.delete(tx, ask.trigger, now_ms)
+            await audit.append(tx, ask.actor, "trigger.delete", ask.project, ask.trigger, decision)
+            return msgspec.structs.replace(before, enabled=False, next_fire_at_ms=None, version=before.version + 1)
+
+        return await self._mutate(work)
+
+    async def list(self, ask: TriggerList) -> TriggerPage:
+        """Triggers of a project, or of one task."""
+
+        async def work(tx: Transaction) -> TriggerPage:
+            task_id = (await _task(tx, ask.project, ask.task))["id"] if ask.task else None
+            after = ask.page.cursor or _BEFORE_ALL
+            rows = await store.page(tx, ask.project, task_id, after, ask.page.limit + 1)
+            shown = rows[: ask.page.limit]
+            more = shown[-1]["id"] if len(rows) > ask.page.limit else None
+            return TriggerPage(items=[trigger_view(row) for row in shown], next=more)
+
+        return await self._database.read(work)
+
+    async def missed(self, ask: MissedList) -> MissedPage:
+        """Missed fires of a project, newest first."""
+
+        async def work(tx: Transaction) -> MissedPage:
+            before = ask.page.cursor or _AFTER_ALL
+            rows = await store.missed_page(tx, ask.project, ask.trigger, before, ask.page.limit + 1)
+            shown = rows[: ask.page.limit]
+            more = shown[-1]["id"] if len(rows) > ask.page.limit else None
+            return MissedPage(items=[missed_view(row) for row in shown], next=more)
+
+        return await self._database.read(work)
+
+    async def _mutate(self, work: Any) -> Trigger:
+        try:
+            return await self._database.transact(work)
+        except UniqueViolation:
+            # Somebody stored the same mutation id meanwhile: now it is found.
+            return await self._database.transact(work)
+
+
+async def _task(tx: Transaction, project: str, task: str) -> Row:
+    row = await task_store.find(tx, project, task)
+    if row is None or row["deleted"]:
+        raise Ql3Error("not_found", "There is no such task in this project.", field="task")
+    return row
+
+
+async def _trigger(tx: Transaction, project: str, trigger_id: str) -> Row:
+    row = await store.find(tx, project, trigger_id)
+    if row is None:
+        raise Ql3Error("not_found", "There is no such trigger in this project.", field="trigger")
+    return row
+
+
+async def _view(tx: Transaction, project: str, trigger_id: str) -> Trigger:
+    return trigger_view(await _trigger(tx, project, trigger_id))
+
+
+async def _replayed(tx: Transaction, mutation_id: str | None, request: str, project: str) -> Row | None:
+    known = await store.by_mutation(tx, mutation_id) if mutation_id else None
+    if known is None:
+        return None
+    if known["request_digest"] != request or known["project"] != project:
+        raise Ql3Error("mutation_conflict", field="mutation_id")
+    return await _trigger(tx, project, known["trigger_id"])
