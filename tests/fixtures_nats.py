@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest_asyncio
 
 from services.kit.bus import Bus
@@ -30,11 +32,14 @@ async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
 
 @pytest_asyncio.fixture
 async def bus_for(nats_server: NatsServer) -> AsyncIterator[BusFactory]:
-    """`await bus_for("scheduler")`: a started bus of that service (or `worker="w1"`), stopped after the test."""
+    """`await bus_for("scheduler")`: a started bus of that service (or `worker="w1"`), stopped after the test.
+
+    Further arguments replace options, for example `redelivery_s=0.01`.
+    """
     buses: list[Bus] = []
 
-    async def make(service: str, *, worker: str | None = None, streams: bool = True) -> Bus:
-        bus = Bus(nats_server.options(service, worker=worker))
+    async def make(service: str, *, worker: str | None = None, streams: bool = True, **changes: Any) -> Bus:
+        bus = Bus(msgspec.structs.replace(nats_server.options(service, worker=worker), **changes))
         await bus.start(wait_s=WAIT_S, streams=streams)
         buses.append(bus)
         return bus

@@ -90,7 +90,9 @@ class Bus:
 
     def health(self) -> list[str]:
         """Reasons why the bus is not ready; empty when it is."""
-        return [] if self.connected else ["no connection to the message server"]
+        if not self.connected:
+            return ["no connection to the message server"]
+        return [reason for consumer in self._consumers for reason in consumer.health()]
 
     # -- streams
 

@@ -32,6 +32,8 @@ PING_INTERVAL_S: Final = 5
 PROBE_S: Final = 10.0
 PENDING_BYTES: Final = 32 * 1024 * 1024
 
+_NO_ANSWER: Final = "no server answered"
+
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.bus")
 
 
@@ -39,7 +41,9 @@ class BusOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where NATS is and who we are there. `user` and `password` may be empty on a server without users.
 
     `replicas` is the number of servers that keep each stream (1, or 3 in a cluster); `edge` chooses the small stream
-    bounds. `password` is never shown by `repr`.
+    bounds. `password` is never shown by `repr`. An order that failed is delivered again after `redelivery_s` seconds,
+    then after twice as long each time, at most a minute; one whose handler says nothing for `ack_wait_s` seconds (a
+    crash) goes to another reader.
     """
 
     servers: tuple[str, ...]
@@ -51,6 +55,8 @@ class BusOptions(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str | None = None
     replicas: int = 1
     edge: bool = True
+    redelivery_s: float = 1.0
+    ack_wait_s: float = 60.0
 
     def __repr__(self) -> str:
         return f"BusOptions(service={self.service!r}, servers={len(self.servers)})"
@@ -115,12 +121,19 @@ class Subscription:
                 self._waiting.task_done()
 
     async def close(self, drain_s: float = 2.0) -> None:
-        """End the interest, then let what already waits be handled for at most `drain_s` seconds."""
+        """End the interest, then let what already came be handled for at most `drain_s` seconds."""
         self._connection.forget(self)
         native, self._native = self._native, None
-        if native is not None:
-            with contextlib.suppress(nats_errors.Error):
-                await native.unsubscribe()
+        if native is not None and self._connection.connected:
+            if drain_s > 0:
+                # Draining lets through what the client already holds. It must not be cancelled: a PONG for a cancelled
+                # flush ends the library's read loop.
+                draining = asyncio.create_task(native.drain())
+                draining.add_done_callback(lambda task: task.cancelled() or task.exception())
+                await asyncio.wait({draining}, timeout=drain_s)
+            else:
+                with contextlib.suppress(nats_errors.Error):
+                    await native.unsubscribe()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._waiting.join(), drain_s)
         self._closing = True
@@ -143,43 +156,58 @@ class Connection:
         self._ended = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._refusal: str | None = None
+        self._refused = asyncio.Event()
+        self._stopping = False
         self._on_lost: list[Callable[[], None]] = []
         self.generation = 0
 
     @property
     def connected(self) -> bool:
         """Whether there is a connection now."""
-        return self._up.is_set()
+        return self._up.is_set() and self._client is not None and not self._client.is_closed
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call `callback()` whenever a connection ends."""
         self._on_lost.append(callback)
 
     async def start(self, wait_s: float) -> None:
-        """Begin connecting; return with the first connection. `unavailable` when there is none within `wait_s`."""
+        """Begin connecting; return with the first connection.
+
+        Raises `unavailable` when there is none within `wait_s` seconds, or at once when we are refused: waiting mends
+        no password.
+        """
         self._supervisor = asyncio.create_task(self._supervise(), name="nats connection")
+        up = asyncio.create_task(self._up.wait())
+        refused = asyncio.create_task(self._refused.wait())
         try:
-            await asyncio.wait_for(self._up.wait(), wait_s)
-        except TimeoutError:
-            cause = self._refusal or "no server answered"
+            await asyncio.wait({up, refused}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            up.cancel()
+            refused.cancel()
+        if not self._up.is_set():
+            cause = self._refusal or _NO_ANSWER
             await self.stop()
-            raise Ql3Error(
-                "unavailable", f"The message server cannot be used: {cause}.", field="nats.servers"
-            ) from None
+            raise Ql3Error("unavailable", f"The message server cannot be used: {cause}.", field="nats")
 
     async def stop(self) -> None:
         """End the connection and do not make another."""
-        for subscription in list(self._subscriptions):
-            await subscription.close()
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
-            self._supervisor = None
+        await asyncio.gather(*(subscription.close() for subscription in list(self._subscriptions)))
+        self._stopping = True
+        supervisor, self._supervisor = self._supervisor, None
+        while supervisor is not None and not supervisor.done():
+            # More than once, because the library swallows a cancellation that meets it while it closes.
+            supervisor.cancel()
+            await asyncio.wait({supervisor}, timeout=0.5)
         await self._end_client(flush=True)
 
     async def client(self, timeout: float) -> Client:
         """The connected client, waiting up to `timeout` seconds for one. Raises `ConnectionLost`."""
-        if self._client is None or not self._up.is_set():
+        client = self._client
+        if client is not None and client.is_closed:
+            # The library does not call back when closing failed half-way; who finds it closed tells the supervisor.
+            self._up.clear()
+            self._ended.set()
+        if not self._up.is_set():
             try:
                 await asyncio.wait_for(self._up.wait(), timeout)
             except TimeoutError:
@@ -196,7 +224,7 @@ class Connection:
         subscription = Subscription(self, subject, queue, handler, limit)
         self._subscriptions.append(subscription)
         client = self._client
-        if client is not None and self._up.is_set():
+        if client is not None and self.connected:
             # A connection that ends right here is no loss: the next one attaches what is in the list.
             with contextlib.suppress(nats_errors.Error, OSError):
                 await subscription.attach(client)
@@ -266,7 +294,7 @@ class Connection:
     async def _supervise(self) -> None:
         servers = list(self.options.servers)
         backoff = 0.0
-        while True:
+        while not self._stopping:
             random.shuffle(servers)
             for server in servers:
                 if await self._connect(server):
@@ -317,7 +345,7 @@ class Connection:
                     reconnect_time_wait=0,
                     connect_timeout=CONNECT_TIMEOUT_S,
                     ping_interval=PING_INTERVAL_S,
-                    flush_timeout=5.0,
+                    flush_timeout=2.0,
                     closed_cb=closed,
                     error_cb=failed,
                 )
@@ -338,6 +366,8 @@ class Connection:
             if refusal != self._refusal:
                 log.warning("no connection to the message server", cause=refusal)
             self._refusal = refusal
+            if refusal != _NO_ANSWER:
+                self._refused.set()
             await _close(client)
             return False
         if ended.is_set():
@@ -401,4 +431,4 @@ def _refusal(error: BaseException) -> str:
         return "it refused the user or password"
     if isinstance(error, ssl.SSLError):
         return "its certificate was not accepted"
-    return "no server answered"
+    return _NO_ANSWER

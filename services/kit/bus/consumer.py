@@ -7,6 +7,7 @@ is sent only after the handler has returned, which means after its commit.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Union, cast
 
@@ -19,7 +20,7 @@ from schemas.errors import Ql3Error
 from schemas.limits import BATCH_ITEMS, MAX_DELIVERIES
 from services.kit.bus.connection import BACKOFF_MAX_S, BACKOFF_MIN_S, Connection, ConnectionLost, Subscription
 from services.kit.bus.envelope import TRACEPARENT, place_of, set_traceparent
-from services.kit.bus.streams import ACK_WAIT_S, NANO, ConsumerSpec, Streams
+from services.kit.bus.streams import NANO, ConsumerSpec, Streams
 
 BatchHandler = Callable[[list[Any]], Awaitable["Sequence[BaseException | None] | None"]]
 Bury = Callable[[Msg, str, str, int], Awaitable[bool]]
@@ -32,6 +33,11 @@ NAK_MAX_S: Final = 60.0
 
 _AT_ONCE: Final = frozenset({"message_invalid", "schema_unsupported"})
 """Codes by which a handler says that no repetition will ever help."""
+
+_NOT_ITS_FAULT: Final = frozenset({"database_unavailable"})
+"""Codes by which no order fails for good: without its database a service can do nothing else meanwhile either."""
+
+_Item = tuple[Msg, Any]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.bus")
 
@@ -61,7 +67,11 @@ class Consumer:
         self._pulls = 0
         self._subscription: Subscription | None = None
         self._task: asyncio.Task[None] | None = None
+        self._in_hand: list[Msg] = []
+        self._working = False
+        self._declared = False
         self._stopping = False
+        self._ending = asyncio.Event()
         for message_type in self._handlers:
             schema_of(message_type)
 
@@ -69,20 +79,36 @@ class Consumer:
         """Declare the consumer and begin reading."""
         self._subscription = await self._connection.subscribe(f"{self._inbox}.*", self._arrive)
         self._connection.on_lost(self._wake)
-        await self._streams.declare_consumer(self._spec)
+        await self._declare()
         self._task = asyncio.create_task(self._run(), name=f"consumer {self._spec.name}")
 
     async def stop(self, timeout: float = 10.0) -> None:
-        """Fetch no more; let the batch in hand end within `timeout` seconds."""
+        """Fetch no more; let the batch at work end within `timeout` seconds and hand the rest back to the server."""
         self._stopping = True
-        self._wake()
-        if self._task is not None:
-            _, late = await asyncio.wait({self._task}, timeout=timeout)
-            for task in late:
-                task.cancel()
-                await asyncio.wait({task}, timeout=timeout)
+        self._ending.set()
         if self._subscription is not None:
-            await self._subscription.close(0.0)
+            # No interest, no more messages: an open pull would otherwise send orders to nobody.
+            await self._subscription.close()
+        if self._task is not None:
+            if self._working:
+                await asyncio.wait({self._task}, timeout=timeout)
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=timeout)
+        while not self._arrived.empty():
+            message = self._arrived.get_nowait()
+            if message is not None and place_of(message.reply) is not None:
+                self._in_hand.append(message)
+        for message in self._in_hand:
+            await self._answer(message, b"-NAK")
+
+    def health(self) -> list[str]:
+        """Why orders are not read just now; empty when they are."""
+        return [] if self._declared else ["orders are not read: the consumer is not declared"]
+
+    async def _declare(self) -> None:
+        self._declared = False
+        await self._streams.declare_consumer(self._spec)
+        self._declared = True
 
     async def _arrive(self, message: Msg) -> None:
         self._arrived.put_nowait(message)
@@ -94,13 +120,13 @@ class Consumer:
         backoff = 0.0
         while not self._stopping:
             try:
-                messages, healthy = await self._fetch()
-                worked = await self._handle(messages) if messages else True
-                if healthy and worked:
+                healthy = await self._fetch()
+                await self._work_off()
+                if healthy:
                     backoff = 0.0
                     continue
-                if not healthy and not self._stopping:
-                    await self._streams.declare_consumer(self._spec)
+                if not self._stopping:
+                    await self._declare()
             except asyncio.CancelledError:
                 if self._stopping:
                     raise
@@ -112,8 +138,16 @@ class Consumer:
             backoff = min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, backoff * 2))
             await asyncio.sleep(backoff)
 
-    async def _fetch(self) -> tuple[list[Msg], bool]:
-        """What is there at once, or else the first that comes; and whether the consumer itself is well.
+    async def _work_off(self) -> None:
+        self._working = True
+        try:
+            messages, self._in_hand = self._in_hand, []
+            await self._handle(messages)
+        finally:
+            self._working = False
+
+    async def _fetch(self) -> bool:
+        """Take what is there at once, or else the first that comes; answer whether the consumer itself is well.
 
         `no_wait` with `expires` waits for the first message and ends with a 404 behind the last that is there: no timer
         stands between a message and its handler.
@@ -127,36 +161,40 @@ class Consumer:
             "idle_heartbeat": HEARTBEAT_S * NANO,
             "no_wait": True,
         }
-        await self._connection.publish(
-            self._next, msgspec.json.encode(request), None, reply=reply, timeout=PULL_EXPIRES_S
-        )
-        messages: list[Msg] = []
+        connection = self._connection
+        await connection.publish(self._next, msgspec.json.encode(request), None, reply=reply, timeout=PULL_EXPIRES_S)
+        generation = connection.generation
+        messages = self._in_hand
         while len(messages) < BATCH_ITEMS:
             try:
                 async with asyncio.timeout(SILENCE_S):
                     message = await self._arrived.get()
             except TimeoutError:
                 # Not even a heartbeat: the pull was lost, or the consumer with its stream.
-                return messages, False
+                return False
             if message is None:
-                return messages, self._stopping
+                if connection.connected and connection.generation == generation:
+                    continue  # said of an earlier connection
+                return False
             status = (message.headers or {}).get("Status") if not message.data else None
             if status is None or place_of(message.reply) is not None:
                 messages.append(message)
-            elif message.subject != reply or status == "100":
-                continue  # the end of an older pull, or a heartbeat
+            elif status == "100":
+                continue  # a heartbeat
+            elif message.subject != reply:
+                # The end of an older pull that was given up. Its orders must not wait for the end of this one.
+                if messages:
+                    return True
             elif status in ("404", "408"):
-                return messages, True
+                return True
             else:
-                reason = (message.headers or {}).get("Description", "").strip()
-                log.info("pull ended", consumer=self._spec.name, status=status, reason=reason[:100])
-                return messages, reason.startswith("Batch Completed")
-        return messages, True
+                log.info("pull ended", consumer=self._spec.name, status=status)
+                return False
+        return True
 
-    async def _handle(self, messages: list[Msg]) -> bool:
-        """Work off a batch; False when nothing of it could be done, so that the loop slows down."""
-        groups: dict[type[msgspec.Struct], list[tuple[Msg, Any]]] = {}
-        done = 0
+    async def _handle(self, messages: list[Msg]) -> None:
+        """Work off a batch; the server is told now and then that it is still at work."""
+        groups: dict[type[msgspec.Struct], list[_Item]] = {}
         for message in messages:
             delivered = deliveries(message)
             if delivered > MAX_DELIVERIES:
@@ -172,36 +210,52 @@ class Consumer:
         work = asyncio.create_task(self._work(groups, waiting))
         try:
             while not work.done():
-                _, still = await asyncio.wait({work}, timeout=ACK_WAIT_S / 3)
+                _, still = await asyncio.wait({work}, timeout=self._connection.options.ack_wait_s / 3)
                 if still:
                     for message in list(waiting.values()):
                         await self._answer(message, b"+WPI")
         except asyncio.CancelledError:
             work.cancel()
             raise
-        done = work.result()
-        return done > 0 or not groups
+        work.result()
 
-    async def _work(self, groups: dict[type[msgspec.Struct], list[tuple[Msg, Any]]], waiting: dict[int, Msg]) -> int:
-        done = 0
+    async def _work(self, groups: dict[type[msgspec.Struct], list[_Item]], waiting: dict[int, Msg]) -> None:
         for message_type, items in groups.items():
-            for (message, _), error in zip(items, await self._run_batch(message_type, items), strict=True):
-                waiting.pop(id(message), None)
-                if error is None:
-                    done += 1
-                    await self._answer(message, b"+ACK")
-                else:
-                    await self._failed(message, error)
-        return done
+            backoff = BACKOFF_MIN_S
+            while items:
+                again: list[_Item] = []
+                for item, error in zip(items, await self._run_batch(message_type, items), strict=True):
+                    if isinstance(error, Ql3Error) and error.code in _NOT_ITS_FAULT:
+                        again.append(item)
+                        continue
+                    waiting.pop(id(item[0]), None)
+                    if error is None:
+                        await self._answer(item[0], b"+ACK")
+                    else:
+                        await self._failed(item[0], error)
+                items = again
+                if not items:
+                    break
+                # Handing the orders back would use up their deliveries in an outage of ours, and bury what is sound.
+                log.warning("orders wait for the database", consumer=self._spec.name, items=len(items))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(backoff):
+                        await self._ending.wait()
+                if self._stopping:
+                    for message, _ in items:
+                        waiting.pop(id(message), None)
+                        await self._answer(message, b"-NAK")
+                    break
+                backoff = min(BACKOFF_MAX_S, backoff * 2)
 
     async def _run_batch(
-        self, message_type: type[msgspec.Struct], items: list[tuple[Msg, Any]]
+        self, message_type: type[msgspec.Struct], items: list[_Item]
     ) -> Sequence[BaseException | None]:
         handler = self._handlers[message_type]
         outcome = await self._call(handler, items)
         if isinstance(outcome, BaseException):
-            if len(items) == 1:
-                return [outcome]
+            if len(items) == 1 or (isinstance(outcome, Ql3Error) and outcome.code in _NOT_ITS_FAULT):
+                return [outcome] * len(items)
             log.warning("a batch failed, trying its items one by one", schema=schema_of(message_type), items=len(items))
             outcomes: list[BaseException | None] = []
             for item in items:
@@ -211,7 +265,7 @@ class Consumer:
         return outcome if outcome is not None else [None] * len(items)
 
     async def _call(
-        self, handler: BatchHandler, items: list[tuple[Msg, Any]]
+        self, handler: BatchHandler, items: list[_Item]
     ) -> Sequence[BaseException | None] | BaseException | None:
         set_traceparent((items[0][0].headers or {}).get(TRACEPARENT) if len(items) == 1 else None)
         try:
@@ -244,7 +298,7 @@ class Consumer:
             await self._nak(message, delivered)
 
     async def _nak(self, message: Msg, delivered: int) -> None:
-        delay = min(NAK_MAX_S, 2.0 ** min(delivered - 1, 8))
+        delay = min(NAK_MAX_S, self._connection.options.redelivery_s * 2.0 ** min(delivered - 1, 8))
         await self._answer(message, b"-NAK " + msgspec.json.encode({"delay": int(delay * NANO)}))
 
     async def _answer(self, message: Msg, verdict: bytes) -> None:

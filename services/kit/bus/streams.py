@@ -10,11 +10,10 @@ import msgspec
 import structlog
 
 from schemas.errors import Ql3Error
-from schemas.subjects import COMMANDS, DEAD, STREAMS, WORKERS, Stream
+from schemas.subjects import COMMANDS, STREAMS, WORKERS, Stream
 from services.kit.bus.connection import BACKOFF_MAX_S, BACKOFF_MIN_S, Connection, ConnectionLost, NoResponders
 
 NANO: Final = 1_000_000_000
-ACK_WAIT_S: Final = 60
 MAX_ACK_PENDING: Final = 10_000
 DUPLICATE_WINDOW_S: Final = 120
 WORKER_INACTIVE_S: Final = 3600
@@ -23,7 +22,6 @@ API_TIMEOUT_S: Final = 5.0
 _STREAM_NOT_FOUND = 10059
 _STREAM_DIFFERS = 10058
 _CONSUMER_DIFFERS = 10148
-_CONSUMER_NOT_FOUND = 10014
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.bus")
 
@@ -89,14 +87,14 @@ def stream_config(stream: Stream, *, edge: bool, replicas: int) -> dict[str, Any
     }
 
 
-def consumer_config(spec: ConsumerSpec) -> dict[str, Any]:
+def consumer_config(spec: ConsumerSpec, ack_wait_s: float) -> dict[str, Any]:
     """A consumer's configuration as the JetStream API takes it."""
     config: dict[str, Any] = {
         "name": spec.name,
         "durable_name": spec.name,
         "ack_policy": "explicit",
         "deliver_policy": "all",
-        "ack_wait": ACK_WAIT_S * NANO,
+        "ack_wait": int(ack_wait_s * NANO),
         # A bound here would strand a message in the work queue for ever; the kit counts deliveries itself.
         "max_deliver": -1,
         "max_ack_pending": MAX_ACK_PENDING,
@@ -145,7 +143,11 @@ class Streams:
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
         """Create a consumer when absent; one that exists is left as it is. Raises as `jetstream_api` does."""
-        body = {"stream_name": spec.stream, "action": "create", "config": consumer_config(spec)}
+        body = {
+            "stream_name": spec.stream,
+            "action": "create",
+            "config": consumer_config(spec, self._connection.options.ack_wait_s),
+        }
         try:
             await jetstream_api(self._connection, f"CONSUMER.CREATE.{spec.stream}.{spec.name}.{spec.filter}", body)
         except JetStreamRefusal as refusal:
@@ -195,22 +197,14 @@ class Streams:
                 changed.append(stream.name)
                 continue
             present = cast("dict[str, Any]", answer["config"])
-            if any(present.get(key, default_of(value)) != value for key, value in config.items()):
+            if any(present.get(key, _default_of(value)) != value for key, value in config.items()):
                 await jetstream_api(self._connection, f"STREAM.UPDATE.{stream.name}", {**present, **config})
                 changed.append(stream.name)
         return changed
 
 
-def default_of(value: object) -> object:
+def _default_of(value: object) -> object:
     """What an absent field means in the server's answer: false or zero."""
     if isinstance(value, bool):
         return False
     return 0 if isinstance(value, int) else None
-
-
-def is_consumer_absent(refusal: JetStreamRefusal) -> bool:
-    """Whether an API error says that a consumer does not exist."""
-    return refusal.code == _CONSUMER_NOT_FOUND
-
-
-__all__ = ["COMMANDS", "DEAD", "ConsumerSpec", "JetStreamRefusal", "Streams", "command_consumer", "worker_consumer"]
