@@ -214,7 +214,7 @@ class Client:
 
     @contextmanager
     def events(self, path: str, **query: Any) -> Generator[Generator[tuple[str, Any]]]:
-        """Server-sent events as (name, decoded data); ends when the server ends it.
+        """Server-sent events as (name, decoded data); ends when the server ends it, raises what it sends as an error.
 
         Raises `unavailable` when the connection breaks: whoever follows asks again from where it was.
         """
@@ -234,16 +234,17 @@ class Client:
 
 def refuse(answer: httpx.Response) -> None:
     """Raise the answer's problem as a `Ql3Error`."""
-    if not answer.is_error:
-        return
+    if answer.is_error:
+        raise _problem(answer.content, answer.status_code)
+
+
+def _problem(content: bytes, status: int) -> Ql3Error:
     try:
-        problem = msgspec.json.decode(answer.content, type=Problem)
+        problem = msgspec.json.decode(content, type=Problem)
     except msgspec.DecodeError:
-        problem = Problem(
-            code=_BY_STATUS.get(answer.status_code, "unavailable" if answer.status_code >= 500 else "invalid")
-        )
+        return Ql3Error(_BY_STATUS.get(status, "unavailable" if status >= 500 else "invalid"))
     code = problem.code if problem.code in REGISTRY else "internal_error"
-    raise Ql3Error(code, problem.detail, field=problem.field, data=problem.data)
+    return Ql3Error(code, problem.detail, field=problem.field, data=problem.data)
 
 
 def chunk_bytes(data: Mapping[str, Any]) -> bytes:
@@ -274,6 +275,8 @@ def _events(answer: httpx.Response) -> Generator[tuple[str, Any]]:
     name, data = "message", list[str]()
     for line in answer.iter_lines():
         if not line:
+            if name == "error":
+                raise _problem("\n".join(data).encode(), 500)
             if data:
                 yield name, msgspec.json.decode("\n".join(data))
             name, data = "message", []

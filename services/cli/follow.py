@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 from schemas.errors import Ql3Error
@@ -14,9 +14,11 @@ from services.cli.output import note
 from services.cli.words import say
 
 PAUSE_S: Final = 0.5
-"""Between looks while no stream tells of changes."""
-STORE_S: Final = 60.0
-"""How long a log may be between its worker and the store before that is an error."""
+"""Before a stream that broke is opened again."""
+GIVE_UP_S: Final = 60.0
+"""A service that cannot be reached for so long while something is followed is an error."""
+
+_PASSING: Final = ("unavailable", "database_unavailable", "capacity")
 
 Sink = Callable[[bytes], None]
 
@@ -31,117 +33,120 @@ def ended(run: dict[str, Any]) -> bool:
     return run["status"] in RUN_TERMINAL
 
 
-def wait(client: Client, project: str, run_id: str) -> dict[str, Any]:
-    """The run as ended."""
+class _Patience:
+    """Lets what passes pass, for a bounded time since something last worked."""
+
+    def __init__(self) -> None:
+        self.worked()
+
+    def worked(self) -> None:
+        self._until = time.monotonic() + GIVE_UP_S
+
+    def take(self, error: Ql3Error) -> None:
+        """Wait a little, or raise the error when it does not pass by itself or has lasted too long."""
+        if error.code not in _PASSING or time.monotonic() > self._until:
+            raise error
+        time.sleep(PAUSE_S)
+
+
+def changes(client: Client, project: str, run_id: str) -> Generator[dict[str, Any]]:
+    """The run as it is now and after each change, until it has ended."""
+    patience = _Patience()
     told = False
     while True:
-        run: dict[str, Any] = client.get(run_path(project, run_id))
-        if ended(run):
-            return run
-        if run["status"] == "waiting_approval" and not told:
-            told = True
-            note(
-                say(
-                    f"The run waits for an approval: ql3 approval approve {run_id}",
-                    f"运行等待审批:ql3 approval approve {run_id}",
-                )
-            )
-        _await_change(client, project, run_id)
+        try:
+            with client.events(f"{run_path(project, run_id)}/stream") as events:
+                for name, data in events:
+                    patience.worked()
+                    if name != "run":
+                        continue
+                    if data["status"] == "waiting_approval" and not told:
+                        told = True
+                        how = f"ql3 approval approve {run_id}"
+                        note(say(f"The run waits for an approval: {how}", f"运行等待审批：{how}"))
+                    yield data
+                    if ended(data):
+                        return
+            time.sleep(PAUSE_S)
+        except Ql3Error as error:
+            patience.take(error)
 
 
-def _await_change(client: Client, project: str, run_id: str) -> None:
-    # Any event is a reason to look again; a stream that cannot be had is replaced by a pause.
-    try:
-        with client.events(f"{run_path(project, run_id)}/stream") as events:
-            for _ in events:
-                return
-    except Ql3Error as error:
-        if error.code not in ("unavailable", "capacity"):
-            raise
-    time.sleep(PAUSE_S)
+def wait(client: Client, project: str, run_id: str) -> dict[str, Any]:
+    """The run as ended."""
+    return [*changes(client, project, run_id)][-1]
 
 
 class LogReader:
-    """Reads one run's log from a byte on, attempt after attempt, into a sink."""
+    """Reads one run's log into a sink, each byte once."""
 
     def __init__(self, client: Client, project: str, run_id: str, sink: Sink) -> None:
         self._client = client
         self._project = project
         self._run_id = run_id
         self._sink = sink
-        self._attempt: str | None = None
         self._offset = 0
-        self.truncated = "unknown"
-        """As the API told last: true, false or unknown."""
+        self.truncated = False
+        """Whether the log last read is known to be cut."""
 
-    def read(self, attempt: str | None = None) -> bool:
-        """Read what there is now, from where the last read ended; whether no more bytes will come.
+    def read(self, attempt: str | None = None) -> None:
+        """Read what there is now of an attempt (default: the latest).
 
-        Raises `gone` when retention removed the log, `not_found` when there is no such attempt.
+        Raises `gone` when retention removed the log, `not_found` when there is no such run or attempt.
         """
-        while True:
-            params = {"attempt": attempt, "offset": self._offset, "length": LOG_RANGE_BYTES}
-            answer = self._client.raw(f"{run_path(self._project, self._run_id)}/log", **params)
-            self._offset = int(answer.headers["Ql3-Log-Offset"]) + len(answer.content)
-            self.truncated = answer.headers.get("Ql3-Log-Truncated", "unknown")
-            if answer.content:
-                self._sink(answer.content)
-            if self._offset >= int(answer.headers["Ql3-Log-Total"]) or not answer.content:
-                return answer.headers["Ql3-Log-Ended"] == "true"
-
-    def read_whole(self, attempt: str | None = None) -> None:
-        """`read`, with patience while an ended log is on its way into the store."""
-        self._patiently(attempt)
-
-    def _patiently(self, attempt: str | None) -> bool:
-        give_up = time.monotonic() + STORE_S
+        patience = _Patience()
+        path = f"{run_path(self._project, self._run_id)}/log"
         while True:
             try:
-                return self.read(attempt)
+                answer = self._client.raw(path, attempt=attempt, offset=self._offset, length=LOG_RANGE_BYTES)
             except Ql3Error as error:
-                if error.code != "unavailable" or error.data.get("state") != "pending" or time.monotonic() > give_up:
+                # An ended log is for a moment neither here nor there, on its way from the worker to the store.
+                if error.data.get("state") != "pending":
                     raise
-            time.sleep(PAUSE_S)
+                patience.take(error)
+                continue
+            self._offset += len(answer.content)
+            self.truncated = answer.headers["Ql3-Log-Truncated"] == "true"
+            if answer.content:
+                self._sink(answer.content)
+            if not answer.content or self._offset >= int(answer.headers["Ql3-Log-Total"]):
+                return
 
     def follow(self) -> dict[str, Any]:
-        """Read until the run has ended, retries included; the run as ended."""
-        log_ended = False
+        """Read every attempt from the latest on until the run has ended; the run as ended."""
+        attempt: str | None = None
         while True:
-            run: dict[str, Any] = self._client.get(run_path(self._project, self._run_id))
-            if run["attempt_id"] != self._attempt:
-                # Nothing of an attempt is left out because the next one began meanwhile.
-                if self._attempt is not None and not log_ended:
-                    self._patiently(self._attempt)
-                self._attempt, self._offset, log_ended = run["attempt_id"], 0, False
-            if self._attempt is not None and run["started_at_ms"] is not None and not log_ended:
-                log_ended = self._patiently(self._attempt)
-            if ended(run):
-                return run
-            if self._attempt is not None and run["status"] == "running" and not log_ended:
-                log_ended = self._stream(self._attempt)
+            for run in changes(self._client, self._project, self._run_id):
+                if run["attempt_id"] not in (None, attempt):
+                    break
+                if ended(run):
+                    return run
             else:
-                _await_change(self._client, self._project, self._run_id)
+                raise AssertionError("changes end with the end")
+            attempt, self._offset = run["attempt_id"], 0
+            self._follow_attempt(run["attempt_id"])
 
-    def _stream(self, attempt: str) -> bool:
+    def _follow_attempt(self, attempt: str) -> None:
         path = f"{run_path(self._project, self._run_id)}/log/stream"
-        try:
-            with self._client.events(path, attempt=attempt, offset=self._offset) as events:
-                for name, data in events:
-                    if name == "end":
-                        return self.read(attempt)
-                    if name == "chunk":
-                        self._take(chunk_bytes(data), int(data["offset"]))
-        except Ql3Error as error:
-            if error.code not in ("unavailable", "capacity", "not_found"):
-                raise
-            time.sleep(PAUSE_S)
-        return False
+        patience = _Patience()
+        while True:
+            try:
+                with self._client.events(path, attempt=attempt, offset=self._offset) as events:
+                    for name, data in events:
+                        patience.worked()
+                        if name == "end":
+                            self.truncated = data["truncated"] is True
+                            return
+                        if name == "chunk":
+                            self._take(chunk_bytes(data), int(data["offset"]))
+                time.sleep(PAUSE_S)
+            except Ql3Error as error:
+                patience.take(error)
 
     def _take(self, data: bytes, offset: int) -> None:
         if offset > self._offset:
-            # Something was lost on the way: the ranges have it.
-            self.read(self._attempt)
-        fresh = data[max(0, self._offset - offset) :]
-        if offset <= self._offset and fresh:
-            self._offset += len(fresh)
+            raise Ql3Error("unavailable", "A part of the live log is missing.")  # opened again from where we are
+        fresh = data[self._offset - offset :]
+        self._offset += len(fresh)
+        if fresh:
             self._sink(fresh)

@@ -33,7 +33,9 @@ def list_command(
     from services.cli.words import status as word
 
     with connect(data) as client:
-        found = client.items(in_project(project, "/runs"), limit, task=task, status=status or None)
+        found = client.items(
+            in_project(project, "/runs"), limit, task=task, status=",".join(status) if status else None
+        )
     if as_json:
         output.document(found)
         return
@@ -179,10 +181,10 @@ def logs_command(
             if follow:
                 reader.follow()
             else:
-                reader.read_whole(attempt)
+                reader.read(attempt)
         finally:
             writer.end()
-    if reader.truncated == "true":
+    if reader.truncated:
         note(say("The log was cut at its quota; the process wrote more.", "日志已达配额而截断;进程写出了更多。"))
 
 
