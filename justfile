@@ -30,3 +30,4 @@ lock:
 # Write the generated parts of the documentation again.
 docs:
     uv run python -m docs.errors > docs/errors.md
+    uv run python -m docs.cli > docs/cli.md

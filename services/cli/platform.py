@@ -112,7 +112,7 @@ def provision(
         list[str] | None, typer.Option("--worker", metavar="ID", help="A worker that gets a NATS user; repeatable.")
     ] = None,
     nats_host: Annotated[str, typer.Option("--nats-host", help="Where nats-server listens.")] = "0.0.0.0",  # noqa: S104
-    nats_port: Annotated[int, typer.Option("--nats-port", min=1, max=65535)] = 4222,
+    nats_port: Annotated[int, typer.Option("--nats-port", min=1, max=65535, help="And at which port.")] = 4222,
     nats_store: Annotated[str, typer.Option("--nats-store", help="JetStream's folder, as it sees it.")] = "/data",
     database: Annotated[
         str, typer.Option("--database", metavar="HOST:PORT/NAME", help="PostgreSQL, as the services see it.")

@@ -69,6 +69,7 @@ ERRORS_ZH: Final[Mapping[str, tuple[str, str]]] = {
     "forbidden": ("你没有这个权限。", "请向项目所有者申请角色。"),
     "approval_required": ("这需要先获得批准。", "请申请审批并等待结果。"),
     "assurance_required": ("这需要更强或更近的登录验证。", "请用第二因素重新登录。"),
+    "human_required": ("这必须由人来做。", "请让有相应角色的人登录后操作。"),
     "rate_limited": ("尝试次数过多。", "请按 Retry-After 等待。"),
     "not_found": ("这里没有此对象。", "请检查名称或编号以及项目。"),
     "gone": ("已按保留策略删除。", "何时及为何，请看删除记录。"),

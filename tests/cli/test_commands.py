@@ -1,0 +1,278 @@
+"""The commands: what they send, what they print, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from schemas.tasks import TaskCreate, TaskRun
+from tests.cli.conftest import Command, uuid
+
+EXIT = [("succeeded", 0), ("failed", 1), ("cancelled", 3), ("timed_out", 4)]
+
+
+async def created(ql3: Command, name: str = "hello") -> None:
+    assert (await ql3("task", "create", name, "--", "echo", "hi")).code == 0
+
+
+async def test_a_task_is_created_as_it_was_written(ql3: Command) -> None:
+    ended = await ql3(
+        "task", "create", "sync",
+        "--cron", "*/5 * * * *", "--cron", "@hourly", "--timezone", "Europe/Berlin",
+        "--env", "MODE=fast=yes", "--secret", "api-token", "--secret", "PGPASSWORD=db",
+        "--timeout", "1m30s", "--grace", "500ms", "--max-attempts", "3", "--safety", "idempotent",
+        "--overlap", "skip", "--needs-approval", "--workdir", "/srv", "--label", "team=ops", "--title", "Sync",
+        "--disabled", "--json", "--", "python", "sync.py", "--json", "-v", "--", "a b",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert ended.json["name"] == "sync"
+    assert ended.json["enabled"] is False
+    (asked,) = ql3.scene.asked
+    assert isinstance(asked, TaskCreate)
+    execution, terms = asked.spec.execution, asked.spec.terms
+    assert execution.command == ["python", "sync.py", "--json", "-v", "--", "a b"]
+    assert [(v.name, v.value, v.secret and v.secret.secret) for v in execution.environment] == [
+        ("MODE", "fast=yes", None),
+        ("API_TOKEN", None, "api-token"),
+        ("PGPASSWORD", None, "db"),
+    ]
+    assert (execution.timeout_ms, execution.grace_ms, execution.working_directory) == (90_000, 500, "/srv")
+    assert (terms.retry.max_attempts, terms.retry.safety, terms.overlap.policy) == (3, "idempotent", "skip")
+    assert (terms.needs_approval, terms.labels, asked.spec.title) == (True, {"team": "ops"}, "Sync")
+    assert [(spec["expression"], spec["timezone"]) for spec in asked.triggers] == [
+        ("*/5 * * * *", "Europe/Berlin"),
+        ("@hourly", "Europe/Berlin"),
+    ]
+
+
+async def test_tasks_are_listed_shown_switched_and_deleted_by_name_or_id(ql3: Command) -> None:
+    await created(ql3, "b")
+    await created(ql3, "a")
+    listed = await ql3("task", "list", "--json")
+    assert ([task["name"] for task in listed.json["items"]], listed.json["next"]) == (["a", "b"], None)
+    table = (await ql3("task", "list")).out.splitlines()
+    assert table[0].split() == ["NAME", "ENABLED", "REVISION", "TRIGGERS", "COMMAND"]
+    assert table[1].split() == ["a", "yes", "1", "echo", "hi"]
+    first = await ql3("task", "list", "--json", "--limit", "1")
+    assert (len(first.json["items"]), first.json["next"]) == (1, "1")
+    shown = await ql3("task", "show", uuid("c", 1), "--json")
+    assert shown.json["name"] == "b"
+    assert "command   echo hi" in (await ql3("task", "show", "b")).out
+    assert (await ql3("task", "disable", "b")).out == "b: disabled\n"
+    assert (await ql3("task", "enable", "b", "--json")).json["enabled"] is True
+    assert (await ql3("task", "delete", "b")).out == "b: deleted\n"
+    assert (await ql3("task", "show", "b")).code == 2
+
+
+async def test_a_warning_about_a_task_is_shown_beside_the_result(ql3: Command) -> None:
+    ended = await ql3("task", "create", "x", "--env", "LOOKS_SECRET=1", "--", "true")
+    assert (ended.code, ended.err) == (0, "LOOKS_SECRET: consider a secret.\n")
+
+
+async def test_a_run_is_printed_as_committed(ql3: Command) -> None:
+    await created(ql3)
+    ended = await ql3("task", "run", "hello", "--json", "--input", "n=3", "--input", "text=hi", "--priority", "5")
+    assert (ended.code, ended.json["status"], ended.json["id"]) == (0, "queued", uuid("b", 1))
+    asked = ql3.scene.asked[-1]
+    assert isinstance(asked, TaskRun)
+    assert (asked.inputs, asked.priority) == ({"n": 3, "text": "hi"}, 5)
+    assert (await ql3("task", "run", "hello")).out == uuid("b", 2) + "\n"
+
+
+@pytest.mark.parametrize(("outcome", "code"), EXIT)
+async def test_waiting_ends_with_the_outcome(ql3: Command, outcome: str, code: int) -> None:
+    await created(ql3)
+    ql3.scene.at_run = ["running", outcome]
+    ended = await ql3.as_process("task", "run", "hello", "--wait", "--json")
+    assert (ended.code, ended.json["status"]) == (code, outcome)
+
+
+async def test_a_waiting_person_is_told_of_the_approval_that_is_needed(ql3: Command) -> None:
+    await created(ql3)
+    ql3.scene.at_run = ["waiting_approval", "running", "succeeded"]
+    ended = await ql3("task", "run", "hello", "--wait")
+    assert ended.code == 0
+    assert ended.out == f"{uuid('b', 1)}: succeeded, exit code 0, 1.50 s\n"
+
+
+async def test_following_shows_the_log_and_ends_with_the_outcome(ql3: Command) -> None:
+    await created(ql3)
+    ql3.scene.logs[uuid("a", 11)] = b"one\ntwo\n"
+    ql3.scene.at_run = ["running", "failed"]
+    ended = await ql3("task", "run", "hello", "--follow")
+    assert (ended.code, ended.out) == (1, "one\ntwo\n")
+    assert f"{uuid('b', 1)}: failed, exit code 7" in ended.err
+    ql3.scene.logs[uuid("a", 21)] = b"three\n"
+    both = await ql3("task", "run", "hello", "--follow", "--json")
+    assert both.json["status"] == "failed"
+    assert "three\n" in both.err
+
+
+async def test_logs_are_exact_with_raw_and_readable_without(ql3: Command) -> None:
+    await created(ql3)
+    content = bytes(range(256)) * 2100 + b"no line end"
+    ql3.scene.logs[uuid("a", 11)] = content
+    ql3.scene.at_run = ["running", "succeeded"]
+    assert (await ql3("task", "run", "hello", "--wait")).code == 0
+    raw = await ql3.as_process("run", "logs", uuid("b", 1), "--raw")
+    assert (raw.code, raw.raw) == (0, content)
+    text = await ql3("run", "logs", uuid("b", 1))
+    assert text.raw == content.decode("utf-8", "replace").encode() + b"\n"
+    followed = await ql3.as_process("run", "logs", uuid("b", 1), "-f", "--raw")
+    assert followed.raw == content
+    assert (await ql3("run", "logs", uuid("b", 1), "--attempt", "1", "--raw")).raw == content
+    assert (await ql3("run", "logs", uuid("b", 1), "--attempt", "2")).code == 2
+    assert (await ql3("run", "logs", uuid("b", 9))).code == 2
+
+
+async def test_runs_are_listed_shown_explained_cancelled_and_retried(ql3: Command) -> None:
+    await created(ql3)
+    ql3.scene.at_run = []
+    run = (await ql3("task", "run", "hello", "--json")).json["id"]
+    assert [row["id"] for row in (await ql3("run", "list", "--json")).json["items"]] == [run]
+    assert run in (await ql3("run", "list")).out
+    assert (await ql3("run", "list", "--status", "running", "--status", "failed", "--json")).json["items"] == []
+    assert ql3.scene.asked[-1].status == ["running", "failed"]
+    assert (await ql3("run", "show", run, "--json")).json["status"] == "queued"
+    shown = (await ql3("run", "show", run)).out
+    assert "run.queued" in shown
+    assert (await ql3("run", "explain", run)).out == "All slots are taken.\nIt starts when one is free.\n"
+    assert (await ql3("run", "explain", run, "--json")).json["cause"] == "no_slot"
+    assert (await ql3("run", "retry", run)).code == 2
+    assert (await ql3("run", "cancel", run)).out == f"{run}: cancelled\n"
+    again = await ql3("run", "retry", run, "--json")
+    assert again.json["retry_of_run_id"] == run
+
+
+async def test_a_secret_comes_from_standard_input_and_is_never_shown(ql3: Command) -> None:
+    ended = await ql3.as_process("secret", "set", "token", stdin=b"s3cret\n")
+    assert (ended.code, ended.out) == (0, "Secret token stored (version 1).\n")
+    assert ql3.scene.secrets["token"] == (1, "s3cret")
+    assert (await ql3("secret", "set", "token", "--json", stdin=b"zwei\nZeilen\n\n")).json["version"] == 2
+    assert ql3.scene.secrets["token"] == (2, "zwei\nZeilen\n")
+    refused = await ql3("secret", "set", "token", "--expect-version", "1", stdin=b"other")
+    assert refused.code == 2
+    assert "expected_version" in refused.err
+    listed = await ql3("secret", "list", "--json")
+    assert [(row["name"], row["version"]) for row in listed.json["items"]] == [("token", 2)]
+    assert "token" in (await ql3("secret", "list")).out
+
+
+@pytest.mark.parametrize("value", [b"", b"\n", b"x" * 16385, b"\xff\xfe"])
+async def test_a_value_that_no_secret_can_be_is_refused_and_not_echoed(ql3: Command, value: bytes) -> None:
+    ended = await ql3("secret", "set", "token", stdin=value)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("error: value: ")
+    assert len(ended.err) < 200
+    assert ql3.scene.secrets == {}
+
+
+async def test_workers_are_listed_drained_and_resumed(ql3: Command) -> None:
+    assert [row["id"] for row in (await ql3("worker", "list", "--json")).json["items"]] == ["w1"]
+    assert "w1      online  2     8      x86_64, 2 cpu, 4.0 GiB" in (await ql3("worker", "list")).out
+    assert (await ql3("worker", "drain", "w1")).out == "w1: draining\n"
+    assert (await ql3("worker", "resume", "w1", "--json")).json["status"] == "online"
+    assert (await ql3("worker", "drain", "w9")).code == 2
+
+
+async def test_denied_is_six_and_names_the_way_out(ql3: Command) -> None:
+    await created(ql3)
+    ql3.scene.denied = {"artifact.read"}
+    ql3.scene.at_run = ["running", "succeeded"]
+    await ql3("task", "run", "hello", "--wait")
+    ended = await ql3("run", "logs", uuid("b", 1))
+    assert (ended.code, ended.out) == (6, "")
+    assert ended.err.count("\n") == 1
+
+
+async def test_a_bad_credential_is_six(ql3: Command) -> None:
+    url = ql3.environment["QL3_DATA"]
+    console = (Path(url) / "console.json").read_text()
+    address = console.partition('"url":"')[2].partition('"')[0]
+    token = "ql3c_" + uuid("d", 1) + "_" + "A" * 43
+    ended = await ql3("task", "list", QL3_URL=address, QL3_TOKEN=token)
+    assert ended.code == 6
+    assert token not in ended.err
+
+
+async def test_nothing_there_is_five(ql3: Command, tmp_path: Path) -> None:
+    ended = await ql3("task", "list", "--data", str(tmp_path / "elsewhere"))
+    assert (ended.code, ended.out) == (5, "")
+    assert "--data" in ended.err
+    token = "ql3c_" + uuid("d", 1) + "_" + "A" * 43
+    gone = await ql3("task", "list", QL3_URL="http://127.0.0.1:1", QL3_TOKEN=token)
+    assert gone.code == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["task", "create", "Bad Name", "--", "true"], "name"),
+        (["task", "create", "x", "--timeout", "soon", "--", "true"], "--timeout"),
+        (["task", "create", "x", "--env", "NOVALUE", "--", "true"], "--env"),
+        (["task", "create", "x", "--env", "1X=y", "--", "true"], "spec.execution.environment[0].name"),
+        (["task", "create", "x", "--max-attempts", "17", "--", "true"], "spec.terms.retry.max_attempts"),
+        (["task", "show", "Bad Name"], "TASK"),
+        (["run", "show", "../../x"], "RUN"),
+        (["task", "list", "--project", "No Project"], "--project"),
+        (["run", "logs", "x", "-f", "--attempt", "1"], "--attempt"),
+    ],
+)
+async def test_bad_input_names_its_field_in_one_line(ql3: Command, arguments: list[str], field: str) -> None:
+    ended = await ql3(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"error: {field}: "), ended.err
+    assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["task"], ["task", "crate"], ["task", "run"], ["task", "list", "--limit", "x"]])
+async def test_a_wrong_command_line_is_two(ql3: Command, arguments: list[str]) -> None:
+    assert (await ql3(*arguments)).code == 2
+
+
+async def test_the_doctor_finds_a_well_system_well_and_a_sick_one_not(ql3: Command) -> None:
+    well = await ql3("doctor", "--json")
+    assert well.code == 0, well.out
+    assert all(check["ok"] for check in well.json["items"])
+    ql3.scene.readiness = ["no worker is online"]
+    async with asyncio.timeout(30):  # the gateway keeps an answer about readiness for half a second
+        while (sick := await ql3("doctor")).code == 0:
+            pass
+    assert sick.code == 5
+    assert "no worker is online" in sick.out
+    (Path(ql3.environment["QL3_DATA"]) / "console.json").chmod(0o644)
+    assert "NOT WELL  0644" in (await ql3("doctor")).out
+
+
+async def test_nats_env_gives_the_operator_and_nobody_else(ql3: Command) -> None:
+    folder = Path(ql3.environment["QL3_DATA"]) / "nats"
+    folder.mkdir()
+    (folder / "credentials.json").write_text('{"operator": "it\'s", "dispatcher": "other"}')
+    ended = await ql3("nats", "env")
+    assert ended.out.splitlines() == [
+        "export NATS_URL=nats://127.0.0.1:1",
+        "export NATS_USER=operator",
+        "export NATS_PASSWORD='it'\"'\"'s'",
+    ]
+    assert (await ql3("nats", "env", "--json")).json == {
+        "url": "nats://127.0.0.1:1",
+        "user": "operator",
+        "password": "it's",
+    }
+
+
+async def test_messages_are_chinese_where_that_is_spoken(ql3: Command) -> None:
+    await created(ql3)
+    assert (await ql3("task", "disable", "hello", QL3_LANG="zh")).out == "hello: 已停用\n"
+    refused = await ql3("task", "show", "nothing", LANG="zh_CN.UTF-8")
+    assert (refused.code, refused.err) == (2, "错误: task: 这里没有此对象。请检查名称或编号以及项目。\n")
+    assert (await ql3("task", "disable", "hello", LANG="zh_CN.UTF-8", QL3_LANG="en")).out == "hello: disabled\n"
+
+
+async def test_text_of_others_cannot_steer_the_terminal(ql3: Command) -> None:
+    assert (await ql3("task", "create", "x", "--title", "a\x1b[31mb\nc", "--", "true")).code == 0
+    shown = (await ql3("task", "show", "x")).out
+    assert "a[31mb c" in shown
+    assert "\x1b" not in shown
