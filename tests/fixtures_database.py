@@ -53,7 +53,8 @@ class Postgres:
         self._templates: set[str] = set()
         self.password = secrets.token_urlsafe(16)
         self.binaries = _installation(folder, user)
-        self._process = self._start(self.binaries)
+        self._initialise()
+        self._process = self._launch()
 
     def admin_dsn(self, database: str = "postgres") -> str:
         """The address as the role that owns the server."""
@@ -102,14 +103,21 @@ class Postgres:
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(timeout=30)
 
-    def _start(self, binaries: Path) -> subprocess.Popen[bytes]:
+    def start(self) -> None:
+        """Starts the stopped server again on its data. Only the main thread may: the server dies with its thread."""
+        self._process = self._launch()
+
+    def _initialise(self) -> None:
         data = self.folder / "data"
-        initdb = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "--no-sync", "--encoding=UTF8"]
+        initdb = [str(self.binaries / "initdb"), "-D", str(data), "-U", "postgres", "--no-sync", "--encoding=UTF8"]
         initdb += ["--locale=C.UTF-8", "--auth=trust"]
         subprocess.run(initdb, check=True, capture_output=True, **self._as_user())
         hba = "local all postgres trust\nlocal all all scram-sha-256\nhost all all 127.0.0.1/32 scram-sha-256\n"
         (data / "pg_hba.conf").write_text(hba)
-        log = (self.folder / "server.log").open("wb")
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        data = self.folder / "data"
+        log = (self.folder / "server.log").open("ab")
         settings = {
             "listen_addresses": "" if self._port is None else "127.0.0.1",
             "port": str(self._port or 5432),
@@ -122,7 +130,7 @@ class Postgres:
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         process = subprocess.Popen(
-            [str(binaries / "postgres"), "-D", str(data), *options],
+            [str(self.binaries / "postgres"), "-D", str(data), *options],
             stdout=log,
             stderr=subprocess.STDOUT,
             preexec_fn=_die_with_parent,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from schemas.errors import Ql3Error
 from schemas.subjects import SERVICES
 from services.cli.assembly import House, check_names, database_config
+from services.cli.data_folder import DataFolder, write_private_json
 from services.kit.config import Config
 
 if TYPE_CHECKING:
@@ -34,11 +35,23 @@ async def run(
     house = House(config, wanted, lambda service: bus_options(config, service), stop_runs=stop_runs)
     await house.start(migrating=migrating)
     try:
+        if "gateway" in wanted:
+            await _write_console(config, house.services["gateway"])
         on_ready(wanted)
         await ended.wait()
         log.info("stopping")
     finally:
         await house.stop()
+
+
+async def _write_console(config: Config, gateway: Any) -> None:
+    """The local console's way in, for `ql3` on this machine. It stays at the end: the next start writes it anew."""
+    console = await gateway.issue_console_credential()
+    try:
+        config.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private_json(DataFolder(config.data).console, {"url": gateway.url, **console})
+    except OSError as error:  # a container without a folder to write to serves people all the same
+        log.warning("console.json cannot be written", reason=error.strerror)
 
 
 def bus_options(config: Config, service: str) -> BusOptions:
