@@ -78,7 +78,6 @@ def worker_permissions(worker: str) -> dict[str, Any]:
         f"ql3.cmd.dispatcher.report.{worker}",
         "ql3.log.*.*.*",
         "ql3.dead.worker.*",
-        *_declare_streams(),
         *_consume(WORKERS.name, worker, f"ql3.worker.{worker}.>"),
     ]
     return _permissions(

@@ -48,7 +48,7 @@ async def test_a_question_gets_its_typed_answer(bus_for: BusFactory) -> None:
 
 
 async def test_a_wildcard_endpoint_knows_which_worker_asks(bus_for: BusFactory) -> None:
-    asked, asker = await bus_for("dispatcher"), await bus_for("worker", worker=WORKER)
+    asked, asker = await bus_for("dispatcher"), await bus_for("worker", worker=WORKER, streams=False)
     await asked.serve("dispatcher", "1.0.0", [Route(BEAT, echo)])
     await asked.flush()
     assert await asker.request(BEAT, Ask(text="hi"), token=WORKER, timeout=WAIT_S) == Told(text=f"hi from {WORKER}")
@@ -221,7 +221,7 @@ async def test_orders_come_in_batches_by_type_and_are_acked(bus_for: BusFactory)
 
 
 async def test_a_worker_reads_only_its_own_orders(bus_for: BusFactory) -> None:
-    sender, worker = await bus_for("dispatcher"), await bus_for("worker", worker=WORKER)
+    sender, worker = await bus_for("dispatcher"), await bus_for("worker", worker=WORKER, streams=False)
     heard = Heard()
 
     async def orders(batch: list[Order]) -> None:

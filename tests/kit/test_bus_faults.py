@@ -133,7 +133,7 @@ async def test_orders_survive_a_crash_of_the_server(unkept: NatsServer, bus_for:
 async def test_a_wiped_store_is_declared_again(unkept: NatsServer, bus_for: BusFactory, while_running: bool) -> None:
     """Of a work queue that is gone nothing comes back: senders ring again from their own tables."""
     sender, receiver = await bus_for("scheduler"), await bus_for("dispatcher")
-    worker = await bus_for("worker", worker=WORKER)
+    worker = await bus_for("worker", worker=WORKER, streams=False)
     heard, offered = Heard(), Heard()
 
     async def offer(batch: list[Order]) -> None:

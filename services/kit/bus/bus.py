@@ -64,7 +64,11 @@ class Bus:
         return self._connection.connected
 
     async def start(self, *, wait_s: float = CONNECT_WAIT_S, streams: bool = True) -> Self:
-        """Connect within `wait_s` seconds or raise `unavailable`, then declare the streams (unless told not to)."""
+        """Connect within `wait_s` seconds or raise `unavailable`, then declare the streams.
+
+        With `streams=False` this bus declares none, now or after a wipe: a worker has no right to.
+        """
+        self._streams.declares = streams
         await self._connection.start(wait_s)
         if streams:
             try:
@@ -104,8 +108,14 @@ class Bus:
             raise Ql3Error("unavailable", "The message server does not answer for its streams.") from error
 
     async def migrate_streams(self) -> list[str]:
-        """Bring existing streams to their declaration (`ql3 migrate` only); returns the names of those changed."""
-        return await self._streams.migrate()
+        """Bring existing streams to their declaration (`ql3 migrate` only); returns the names of those changed.
+
+        Raises `setup_invalid` naming a stream that the server will not have so, or `unavailable`.
+        """
+        try:
+            return await self._streams.migrate()
+        except (ConnectionLost, NoResponders, TimeoutError) as error:
+            raise Ql3Error("unavailable", "The message server does not answer for its streams.") from error
 
     # -- publishing
 

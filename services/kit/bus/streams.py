@@ -110,6 +110,8 @@ class Streams:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.declares = True
+        """Whether this process may declare streams; workers may not, and wait until a service has."""
         self._lock = asyncio.Lock()
         self._declared = 0
 
@@ -136,6 +138,8 @@ class Streams:
 
     async def redeclare(self, seen: int) -> None:
         """Declare again unless somebody did since `seen`. Raises what `ensure` raises."""
+        if not self.declares:
+            raise Ql3Error("unavailable", "The streams are not declared.")
         async with self._lock:
             if self._declared == seen:
                 log.warning("streams are missing, declaring them again")
@@ -184,23 +188,32 @@ class Streams:
         Only `ql3 migrate` calls this: a rolling upgrade has two versions of the services running, and they must not
         undo each other's bounds.
         """
-        options = self._connection.options
         changed: list[str] = []
         for stream in STREAMS:
-            config = stream_config(stream, edge=options.edge, replicas=options.replicas)
             try:
-                answer = await jetstream_api(self._connection, f"STREAM.INFO.{stream.name}")
+                if await self._bring(stream):
+                    changed.append(stream.name)
             except JetStreamRefusal as refusal:
-                if refusal.code != _STREAM_NOT_FOUND:
-                    raise
-                await jetstream_api(self._connection, f"STREAM.CREATE.{stream.name}", config)
-                changed.append(stream.name)
-                continue
-            present = cast("dict[str, Any]", answer["config"])
-            if any(present.get(key, _default_of(value)) != value for key, value in config.items()):
-                await jetstream_api(self._connection, f"STREAM.UPDATE.{stream.name}", {**present, **config})
-                changed.append(stream.name)
+                raise Ql3Error(
+                    "setup_invalid", f"The stream {stream.name} cannot be changed: {refusal.text}.", field="nats"
+                ) from refusal
         return changed
+
+    async def _bring(self, stream: Stream) -> bool:
+        options = self._connection.options
+        config = stream_config(stream, edge=options.edge, replicas=options.replicas)
+        try:
+            answer = await jetstream_api(self._connection, f"STREAM.INFO.{stream.name}")
+        except JetStreamRefusal as refusal:
+            if refusal.code != _STREAM_NOT_FOUND:
+                raise
+            await jetstream_api(self._connection, f"STREAM.CREATE.{stream.name}", config)
+            return True
+        present = cast("dict[str, Any]", answer["config"])
+        if all(present.get(key, _default_of(value)) == value for key, value in config.items()):
+            return False
+        await jetstream_api(self._connection, f"STREAM.UPDATE.{stream.name}", {**present, **config})
+        return True
 
 
 def _default_of(value: object) -> object:
