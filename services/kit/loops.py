@@ -13,6 +13,9 @@ from schemas.errors import Ql3Error
 
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 5.0
+STOP_S: Final = 10.0
+UNWELL: Final = 5
+"""Failures in a row after which a loop counts as not well: more than a passing outage."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.loop")
 
@@ -53,13 +56,24 @@ class Loop:
             self._bell.set()
             self._task = asyncio.create_task(self._run(), name=f"loop:{self.name}")
 
-    async def stop(self) -> None:
-        """End after the step that runs now."""
+    async def stop(self, timeout: float = STOP_S) -> None:
+        """End after the step that runs now; one that needs longer than `timeout` seconds is cancelled."""
         self._stopping.set()
         self._bell.set()
         task, self._task = self._task, None
-        if task is not None:
+        if task is None:
+            return
+        _, late = await asyncio.wait({task}, timeout=timeout)
+        if late:
+            log.warning("step cancelled, it did not end in time", loop=self.name)
+            task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    def health(self) -> list[str]:
+        """Reasons why this loop is not well; empty when it is."""
+        if self._task is None or self._task.done():
+            return [f"loop {self.name} is not running"]
+        return [f"loop {self.name} failed {self.failures} times in a row"] if self.failures >= UNWELL else []
 
     async def _run(self) -> None:
         wait_s: float = self._every_s
@@ -75,18 +89,13 @@ class Loop:
         try:
             answer = await self._step()
         except asyncio.CancelledError:
-            raise
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Something that the step waited for was cancelled, not the loop.
+            return await self._failed(asyncio.CancelledError())
         except Exception as error:  # a loop that ended would forget work in silence
-            self.failures += 1
-            wait_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self.failures - 1, 10))
-            expected = isinstance(error, Ql3Error)
-            log.warning(
-                "step failed", loop=self.name, failures=self.failures, error=_name(error), exc_info=not expected
-            )
-            # A bell must not turn the backoff into a spin; only the end interrupts it.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), wait_s)
-            return 0.0
+            return await self._failed(error)
         self.failures = 0
         self.steps += 1
         self.first_done.set()
@@ -96,6 +105,16 @@ class Loop:
         if answer is None or answer is False:
             return self._every_s
         return max(0.0, min(float(answer), self._every_s))
+
+    async def _failed(self, error: BaseException) -> float:
+        self.failures += 1
+        wait_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self.failures - 1, 10))
+        details = None if isinstance(error, Ql3Error | asyncio.CancelledError) else error
+        log.warning("step failed", loop=self.name, failures=self.failures, error=_name(error), exc_info=details)
+        # A bell must not turn the backoff into a spin; only the end interrupts it.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), wait_s)
+        return 0.0
 
 
 def _name(error: BaseException) -> str:

@@ -112,3 +112,34 @@ async def test_a_loop_can_be_started_again() -> None:
         await loop.start()
         await asyncio.wait_for(ran.acquire(), LIMIT_S)
         await loop.stop()
+
+
+async def test_a_cancellation_from_within_does_not_end_the_loop() -> None:
+    done = asyncio.Event()
+    calls = 0
+
+    async def step() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise asyncio.CancelledError
+        done.set()
+
+    loop = Loop("test", step, every_s=3600)
+    await loop.start()
+    await asyncio.wait_for(done.wait(), 30)
+    await loop.stop()
+
+
+async def test_a_step_that_hangs_is_cancelled_in_the_end() -> None:
+    entered = asyncio.Event()
+
+    async def step() -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    loop = Loop("test", step, every_s=3600)
+    await loop.start()
+    await entered.wait()
+    await asyncio.wait_for(loop.stop(0.01), 30)
+    assert loop.health() == ["loop test is not running"]
