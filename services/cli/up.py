@@ -58,7 +58,7 @@ class Box:
 
         self._config = config
         self._folder = folder
-        self._nats = NatsServer(folder.part("nats"), workers=[config.worker_id])
+        self._nats = NatsServer(folder.part("nats"), workers=[config.worker_id], on_child=lambda _: self._record())
         self._house = House(config, SERVICES, self._options, stop_runs=stop_runs)
 
     async def __aenter__(self) -> Box:
@@ -70,7 +70,6 @@ class Box:
         keyring.provision(self._config.keyring_file)
         await self._nats.start()
         try:
-            self._record()
             write_private_json(self._folder.nats_endpoint, {"url": self._nats.url})
             await self._house.start(migrating=True)
             gateway: Any = self._house.services["gateway"]

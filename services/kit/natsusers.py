@@ -56,7 +56,10 @@ def service_permissions(service: str) -> dict[str, Any]:
         *_micro(service),
     ]
     if service == "gateway":
+        # People follow logs and see to dead letters through the gateway, which asks policy first.
         subscribe.append("ql3.log.>")
+        publish += [f"$JS.API.STREAM.MSG.{verb}.{DEAD.name}" for verb in ("GET", "DELETE")]
+        publish.append("ql3.worker.*.*")
         # It shows dead letters and, on an owner's word, sends one again to where it came from.
         publish += [f"$JS.API.STREAM.MSG.{verb}.{DEAD.name}" for verb in ("GET", "DELETE")]
         publish.append("ql3.worker.*.*")

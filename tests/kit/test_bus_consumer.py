@@ -251,7 +251,8 @@ async def test_stopping_lets_the_batch_at_work_end_and_hands_back_the_rest(bus_f
     assert await heard.count(1) == [2]
 
 
-async def test_a_dead_letter_can_be_sent_again(bus_for: BusFactory) -> None:
+@pytest.mark.parametrize("by", ["maintenance", "gateway"])
+async def test_a_dead_letter_can_be_sent_again(bus_for: BusFactory, by: str) -> None:
     sender, receiver = await bus_for("scheduler"), await bus_for("dispatcher")
     mended = False
     heard = Heard()
@@ -264,7 +265,7 @@ async def test_a_dead_letter_can_be_sent_again(bus_for: BusFactory) -> None:
 
     await receiver.consume("dispatcher", {Order: handle})
     await sender.publish(SUBMIT, Order(number=7), msg_id="first")
-    maintenance = await bus_for("maintenance", streams=False)
+    maintenance = await bus_for(by, streams=False)
     letter = await buried(receiver, maintenance)
     mended = True
     msg_id = await maintenance.replay(letter.sequence)
