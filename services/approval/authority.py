@@ -91,7 +91,7 @@ class Authority:
         action = "project.archive" if wanted.archived else "project.activate"
 
         async def work(tx: Transaction) -> Project:
-            decision = await self._gate.require(tx, actor, name, "project.manage", archived=not wanted.archived)
+            decision = await self._gate.require(tx, actor, name, "project.manage", archived=True)
             project = await projects.lock(tx, name)
             await projects.assert_fence(tx, name, subject_of(actor), fence_of(decision))
             if project is None:

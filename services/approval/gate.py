@@ -89,7 +89,7 @@ class Gate:
     ) -> PolicyDecision:
         """The decision that allows it. Raises `forbidden`, `approval_required`, `project_archived` or `not_found`.
 
-        With `archived` an archived project is judged as if it were active (to make it so again).
+        With `archived` an archived project is judged as if it were active: to make it so, or to repeat that it is not.
         """
         decision = await self.decide(tx, actor, project, permission)
         if archived and decision.reasons == ["project_archived"]:
