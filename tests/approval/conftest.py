@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest_asyncio
 
-from schemas.approvals import Binding, HoldOrder, preview_digest
+from schemas.approvals import ApprovalDecide, Binding, HoldOrder, preview_digest
+from schemas.errors import Ql3Error
 from schemas.identity import (
     GATEWAY,
     LOCAL_CONSOLE,
@@ -21,7 +22,17 @@ from schemas.identity import (
 from services.approval.approvals import Approvals
 from services.approval.authority import Authority
 from services.approval.directory import Directory
+from services.approval.executions import Execution, Lease
+from services.approval.executor import Executor
 from services.approval.gate import Gate
+from services.approval.handlers.port import Inspection, Outcome, Planned
+from services.approval.handover import HandOver
+from services.approval.reconciler import Reconciler
+from services.approval.recovery import Control, Finding
+from services.approval.store import actions
+from services.approval.store import recovery as controls
+from services.approval.store import requests as request_rows
+from services.approval.store.actions import Dispatch
 from services.kit.clock import ManualClock
 from services.kit.database import Database
 from services.kit.ids import new_id
@@ -137,3 +148,132 @@ WorldFactory = Callable[..., Awaitable[World]]
 async def world(database_for: Callable[[str], Awaitable[Database]]) -> World:
     """Authority on SQLite and on PostgreSQL."""
     return World(await database_for("approval"))
+
+
+class Receiver:
+    """Whoever carries an action out, as handlers see it: keeps a receipt for each dispatch id, can be away."""
+
+    def __init__(self) -> None:
+        self.effects: list[str] = []
+        self.closed: set[str] = set()
+        self.away = False
+        self.lose_answers = False
+        self.digest: str | None = None
+        self.verdict = "ready"
+        self.evidence: Finding | None = None
+        self.broken = False
+
+    action_type = "run.release"
+    permission = "run.start"
+    needs: str | None = None
+
+    async def understand(self, project: str, action_ref: str, plan: dict[str, Any]) -> Planned:
+        return Planned(plan, {"plan": "fake"})
+
+    async def inspect(self, dispatch: Dispatch) -> Inspection:
+        if self.away:
+            raise Ql3Error("unavailable")
+        if self.verdict != "ready":
+            return Inspection(None, self.verdict, "told_so")  # type: ignore[arg-type]
+        return Inspection(self.digest or dispatch.binding.action_digest)
+
+    async def execute(self, dispatch: Dispatch) -> Outcome:
+        if self.broken:
+            raise RuntimeError("broken")
+        if dispatch.id in self.closed:
+            return Outcome("failed", "closed")
+        if dispatch.id not in self.effects:
+            self.effects.append(dispatch.id)
+        if self.lose_answers:
+            raise Ql3Error("unavailable")
+        return Outcome("succeeded", "done", "run", dispatch.binding.action_ref)
+
+    async def observe(self, dispatch: Dispatch, execution: Execution) -> Finding:
+        if self.away:
+            raise Ql3Error("unavailable")
+        if self.evidence is not None:
+            return self.evidence
+        if dispatch.id in self.effects:
+            return Finding("verified_succeeded", "seen", "e" * 64, ("run", dispatch.binding.action_ref))
+        return Finding("missing", "nothing_seen")
+
+    async def close(self, dispatch: Dispatch) -> Finding | None:
+        if self.away:
+            raise Ql3Error("unavailable")
+        if dispatch.id in self.effects:
+            return Finding("verified_succeeded", "seen", "e" * 64)
+        self.closed.add(dispatch.id)
+        return None
+
+
+class Works(World):
+    """Authority with an executor and a reconciler, whose receiver is `receiver`."""
+
+    def __init__(self, database: Database, *, owner: str = "one") -> None:
+        super().__init__(database)
+        self.receiver = Receiver()
+        handlers = {"run.release": self.receiver}
+        self.hand_over = HandOver(self.gate)
+        self.executor = Executor(self.gate, handlers, reach=self._reach, owner=owner)
+        self.executor.stop()  # a lost answer is left to recovery at once
+        self.reconciler = Reconciler(self.gate, handlers, owner=owner)
+
+    async def _reach(self, service: str) -> bool:
+        return True
+
+    async def approved(self, **more: Any) -> str:
+        """An approved request of a held run."""
+        order = hold(now_ms=self.clock.now_ms(), **more)
+        await self.approvals.hold([order])
+        await self.approvals.decide(
+            ApprovalDecide(
+                actor=console(self.clock.now_ms()),
+                project="default",
+                approval=order.request_id,
+                decision_id=new_id(),
+                decision="approved",
+            )
+        )
+        return order.request_id
+
+    async def dispatched(self, **more: Any) -> Dispatch:
+        """An approved and consumed request's dispatch."""
+        request_id = await self.approved(**more)
+        assert await self.hand_over.one(request_id)
+        return await self.dispatch_of(request_id)
+
+    async def dispatch_of(self, request_id: str) -> Dispatch:
+        request = await self.database.read(lambda tx: request_rows.get(tx, request_id))
+        assert request is not None
+        found = await self.database.read(lambda tx: actions.dispatch(tx, request.dispatch_id or ""))
+        assert found is not None
+        return found
+
+    async def leased(self, dispatch: Dispatch, token: str = "t") -> Lease:
+        """Claimed by this executor."""
+        claimed = await self.executor.claim(dispatch.id, token)
+        assert claimed is not None
+        return Lease(claimed.lease_owner or "", token, claimed.version)
+
+    async def started(self, **more: Any) -> tuple[Dispatch, Lease]:
+        """Past the barrier, with the lease at its version."""
+        dispatch = await self.dispatched(**more)
+        lease = await self.leased(dispatch)
+        started = await self.executor.start(dispatch, lease)
+        return dispatch, lease._replace(version=started.version)
+
+    async def execution(self, dispatch: Dispatch) -> Execution:
+        found = await self.database.read(lambda tx: actions.execution(tx, dispatch.id))
+        assert found is not None
+        return found
+
+    async def control(self, dispatch: Dispatch) -> Control:
+        found = await self.database.read(lambda tx: controls.control(tx, dispatch.id))
+        assert found is not None
+        return found
+
+
+@pytest_asyncio.fixture
+async def works(database_for: Callable[[str], Awaitable[Database]]) -> Works:
+    """Authority that carries out, on SQLite and on PostgreSQL."""
+    return Works(await database_for("approval"))
