@@ -190,32 +190,29 @@ def limit_reason(limit: Limit, most: int, task_name: str) -> tuple[str, str]:
     return "key_limit", f"The key {limit.key} has {times} in work already, which is its limit."
 
 
-_runtime: Final = re.compile(r"([a-z][a-z0-9+-]*)\s*(?:(>=|<=|==|>|<)\s*([0-9]+(?:\.[0-9]+)*))?")
+_wanted: Final = re.compile(r"([a-z][a-z0-9+-]*)\s*(.*)")
+_bound: Final = re.compile(r"(>=|<=|==|>|<)\s*([0-9]+(?:\.[0-9]+)*)")
 
 
 def _has_runtime(wanted: str, have: Mapping[str, str]) -> bool:
-    for part in wanted.split(","):
-        match = _runtime.fullmatch(part.strip())
-        if match is None:
-            return False
-        name, operator, version = match.groups()
-        if name not in have:
-            return False
-        if operator is None:
-            continue
-        found, asked = _version(have[name]), _version(version)
-        width = max(len(found), len(asked))
-        left, right = found + (0,) * (width - len(found)), asked + (0,) * (width - len(asked))
-        holds = {
-            ">=": left >= right,
-            "<=": left <= right,
-            "==": left[: len(asked)] == asked,
-            ">": left > right,
-            "<": left < right,
-        }
-        if not holds[operator]:
+    """`python`, or `python>=3.11,<3.13`: a name and bounds that all hold. What cannot be read holds nowhere."""
+    match = _wanted.fullmatch(wanted.strip())
+    if match is None or match[1] not in have:
+        return False
+    found = _version(have[match[1]])
+    for part in filter(None, (part.strip() for part in match[2].split(","))):
+        bound = _bound.fullmatch(part)
+        if bound is None or not _within(found, bound[1], _version(bound[2])):
             return False
     return True
+
+
+def _within(found: tuple[int, ...], operator: str, asked: tuple[int, ...]) -> bool:
+    width = max(len(found), len(asked))
+    left, right = found + (0,) * (width - len(found)), asked + (0,) * (width - len(asked))
+    if operator == "==":
+        return left[: len(asked)] == asked
+    return {">=": left >= right, "<=": left <= right, ">": left > right, "<": left < right}[operator]
 
 
 def _version(text: str) -> tuple[int, ...]:

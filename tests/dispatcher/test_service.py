@@ -247,6 +247,14 @@ async def test_what_nats_forgot_is_offered_again(house: House, nats_server: Nats
     await nats_server.stop()
     shutil.rmtree(nats_server.store)
     await nats_server.start()
-    await worker.begin()
+
+    async def begun() -> bool:
+        try:
+            await worker.begin()
+        except Ql3Error:
+            return False  # the dispatcher is not back on the bus yet
+        return True
+
+    await until(begun, bool)
     assert (await house.ended(one.run_id)).status == "succeeded"
     assert len(worker.started) == 1

@@ -27,8 +27,9 @@ from services.kit.database import Row, Statement, Transaction, json_set
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-QUIET: Final = frozenset({"attempt.starting"})
-"""Steps that change no status of a run; a fact about them alone would double the traffic and tell nothing."""
+QUIET: Final = frozenset({"run.dispatching", "attempt.starting"})
+"""The hand-over to a worker, over in milliseconds: a fact about it alone would double the traffic for nobody. Its
+events are in the ledger, and the next fact's version tells that there are some."""
 
 
 def statement(sql: str, **parts: str) -> Statement:

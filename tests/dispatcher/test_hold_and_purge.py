@@ -1,0 +1,164 @@
+"""Held runs, approved actions and purges: each decision once, nothing after a tombstone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schemas.artifacts import PurgeRuns
+from schemas.errors import Ql3Error
+from schemas.runs import DispatchClose, RunRelease, RunReleaseAnswer
+from schemas.tasks import RetryPolicy, Terms
+from services.dispatcher import holding, purging
+from services.dispatcher.store import holds
+from services.kit.ids import new_id
+from tests.dispatcher.house import Hand, Ledger, order, revision, running
+
+HELD = revision(terms=Terms(needs_approval=True))
+
+
+async def release(ledger: Ledger, run_id: str, outcome: Any, **fields: Any) -> RunReleaseAnswer:
+    hold = (await ledger.database.read(lambda tx: holds.read(tx, [run_id])))[run_id]
+    question = RunRelease(
+        **{
+            "dispatch_id": new_id(),
+            "run": run_id,
+            "project": "default",
+            "outcome": outcome,
+            "approval_id": run_id,
+            "action_digest": hold.action_digest,
+            **fields,
+        }
+    )
+    answer, _ = await ledger.database.transact(lambda tx: holding.release(tx, ledger.revisions, question))
+    return answer
+
+
+async def test_an_approved_run_is_queued_once(ledger: Ledger) -> None:
+    (run,) = await ledger.submit(HELD)
+    assert (run.status, run.attempt) == ("waiting_approval", 0)
+    dispatch = new_id()
+    first = await release(ledger, run.id, "approved", dispatch_id=dispatch)
+    again = await release(ledger, run.id, "approved", dispatch_id=dispatch)
+    assert (first.outcome, first.run_status) == ("released", "queued")
+    assert again == first
+    assert (await release(ledger, run.id, "approved")).outcome == "not_waiting"
+    assert (await ledger.events(run.id)) == ["run.created", "run.waiting_approval", "run.queued", "attempt.claimed"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "code"),
+    [
+        ("rejected", "cancelled", "approval_rejected"),
+        ("withdrawn", "cancelled", "approval_rejected"),
+        ("expired", "timed_out", "approval_expired"),
+    ],
+)
+async def test_what_is_not_approved_ends(ledger: Ledger, outcome: str, status: str, code: str) -> None:
+    (run,) = await ledger.submit(HELD)
+    assert (await release(ledger, run.id, outcome)).outcome == "ended"
+    ended = await ledger.run(run.id)
+    assert (ended.status, ended.error_code) == (status, code)
+    if status == "cancelled":
+        assert ended.cancel_reason == "policy"
+
+
+async def test_another_action_than_the_approved_one_is_not_released(ledger: Ledger) -> None:
+    (run,) = await ledger.submit(HELD)
+    for digest in ("0" * 64, None):
+        with pytest.raises(Ql3Error) as refused:
+            await release(ledger, run.id, "approved", action_digest=digest)
+        assert refused.value.code == "conflict"
+    assert (await ledger.run(run.id)).status == "waiting_approval"
+
+
+async def test_inputs_are_part_of_what_is_approved(ledger: Ledger) -> None:
+    (one,) = await ledger.submit(HELD, inputs={"target": "staging"})
+    (two,) = await ledger.submit(HELD, inputs={"target": "production"})
+    found = await ledger.database.read(lambda tx: holds.read(tx, [one.id, two.id]))
+    message, _ = await ledger.database.transact(lambda tx: holding.ring(tx, ledger.revisions))
+    assert message is not None
+    assert {r.request_id: r.binding.action_digest for r in message.requests} == {
+        run_id: hold.action_digest for run_id, hold in found.items()
+    }
+    assert found[one.id].action_digest != found[two.id].action_digest
+
+
+async def test_an_unanswered_request_is_rung_again_and_an_answered_one_is_not(ledger: Ledger) -> None:
+    await ledger.submit(HELD)
+
+    async def ring() -> Any:
+        return (await ledger.database.transact(lambda tx: holding.ring(tx, ledger.revisions)))[0]
+
+    first = await ring()
+    assert await ring() is None
+    await ledger.later(3_000)
+    again = await ring()
+    assert [r.order_id for r in again.requests] == [r.order_id for r in first.requests]
+    await ledger.database.transact(lambda tx: holding.acked(tx, [r.order_id for r in first.requests]))
+    await ledger.later(600_000)
+    assert await ring() is None
+
+
+async def test_a_closed_dispatch_id_releases_and_creates_nothing(ledger: Ledger) -> None:
+    (run,) = await ledger.submit(HELD)
+    dispatch = new_id()
+    close = DispatchClose(dispatch_id=dispatch, project="default")
+    closed = await ledger.database.transact(lambda tx: holding.close(tx, close))
+    assert closed.outcome == "closed"
+    assert await ledger.database.transact(lambda tx: holding.close(tx, close)) == closed
+    assert (await release(ledger, run.id, "approved", dispatch_id=dispatch)).outcome == "closed"
+    assert (await ledger.run(run.id)).status == "waiting_approval"
+    of = revision()
+    late = order(of, idempotency_key=dispatch, trigger_type="approved_action")
+    (outcome,) = await ledger.submit_orders([of], [late])
+    assert (outcome.run, outcome.error) == (None, "conflict")
+
+
+async def test_closing_after_a_release_tells_what_was_committed(ledger: Ledger) -> None:
+    (run,) = await ledger.submit(HELD)
+    dispatch = new_id()
+    await release(ledger, run.id, "approved", dispatch_id=dispatch)
+    close = DispatchClose(dispatch_id=dispatch, project="default")
+    answer = await ledger.database.transact(lambda tx: holding.close(tx, close))
+    assert (answer.outcome, answer.run_status) == ("released", "queued")
+
+
+async def test_a_cancelled_hold_rings_no_more(ledger: Ledger) -> None:
+    (run,) = await ledger.submit(HELD)
+    await ledger.cancel(run.id)
+    assert (await ledger.run(run.id)).status == "cancelled"
+    message, _ = await ledger.database.transact(lambda tx: holding.ring(tx, ledger.revisions))
+    assert message is None
+    assert (await release(ledger, run.id, "approved")).outcome == "not_waiting"
+
+
+async def test_a_purge_takes_whole_ended_runs_and_nothing_else(ledger: Ledger, hand: Hand) -> None:
+    policy = Terms(retry=RetryPolicy(max_attempts=2, backoff_base_ms=0, jitter_percent=0))
+    done, attempt_id = await running(ledger, hand, revision(terms=policy))
+    await hand.report(attempt_id, kind="ended", exit_code=0)
+    going, _ = await running(ledger, hand)
+    elsewhere, other = await running(ledger, hand, revision(project="other"))
+    await hand.report(other, kind="ended", exit_code=0)
+    await ledger.cancel(going)
+    await ledger.later(10_000)
+    (now,) = await ledger.rows("SELECT max(finished_at_ms) AS at FROM runs")
+    purge = PurgeRuns(order_id=new_id(), project="default", finished_before_ms=now["at"] + 1)
+    assert await ledger.database.transact(lambda tx: purging.purge_runs(tx, purge)) == 1
+    assert await ledger.database.transact(lambda tx: purging.purge_runs(tx, purge)) == 0
+    left = {row["id"] for row in await ledger.rows("SELECT id FROM runs")}
+    assert left == {going, elsewhere}
+    assert await ledger.rows("SELECT 1 AS x FROM run_events WHERE run_id = $1", done) == []
+    for table in ("run_attempts", "run_dispatch_leases", "run_retry_policies"):
+        assert await ledger.rows(f"SELECT 1 AS x FROM {table} WHERE run_id = $1", done) == []
+    assert await ledger.events(going)
+
+
+async def test_a_run_of_another_project_is_not_there(ledger: Ledger) -> None:
+    (run,) = await ledger.submit(HELD)
+    question = RunRelease(dispatch_id=new_id(), run=run.id, project="other", outcome="approved", approval_id=run.id)
+    with pytest.raises(Ql3Error) as absent:
+        await ledger.database.transact(lambda tx: holding.release(tx, ledger.revisions, question))
+    assert absent.value.code == "not_found"
+    assert (await ledger.run(run.id)).status == "waiting_approval"

@@ -1,0 +1,214 @@
+"""Where runs go, in which order, under which limits, and the words for why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schemas.tasks import Concurrency, Overlap, Placement, Terms
+from schemas.workers import Capabilities
+from services.dispatcher import placing
+from services.dispatcher.placement import Limit, mismatch
+from services.dispatcher.store import limits
+from tests.dispatcher.house import Hand, Ledger, revision, running
+
+A, B, C = (f"01890000-0000-7000-8000-0000000000{n}0" for n in "abc")
+
+
+async def offered(ledger: Ledger) -> list[tuple[str, str]]:
+    """(run, worker) of one pass, as offered."""
+    return [(item.run_id, worker) for worker, message in await ledger.place() for item in message.offers]
+
+
+@pytest.mark.parametrize(
+    ("placement", "lacks"),
+    [
+        (Placement(), None),
+        (Placement(executor="docker"), "executor docker"),
+        (Placement(pool="gpu"), "pool gpu"),
+        (Placement(workers=["other"]), "name other"),
+        (Placement(workers=["w1", "other"]), None),
+        (Placement(required={"gpu": "yes"}), "label gpu=yes"),
+        (Placement(required={"zone": "a"}), None),
+        (Placement(runtimes=["python"]), None),
+        (Placement(runtimes=["python>=3.11,<3.12"]), None),
+        (Placement(runtimes=["python>=3.12"]), "runtime python>=3.12"),
+        (Placement(runtimes=["node"]), "runtime node"),
+        (Placement(runtimes=["python==3.11"]), None),
+        (Placement(runtimes=["python; rm"]), "runtime python; rm"),
+        (Placement(min_cpu_cores=5), "5 cores"),
+        (Placement(min_memory_bytes=2**40), f"{2**40} bytes of memory"),
+    ],
+)
+def test_a_worker_takes_what_it_can_run_and_says_what_it_lacks(placement: Placement, lacks: str | None) -> None:
+    has = Capabilities(cpu_cores=4, memory_bytes=2**30, runtimes={"python": "3.11.7"}, labels={"zone": "a"})
+    assert mismatch(placement, "w1", has) == lacks
+
+
+def test_a_worker_of_a_pool_takes_only_what_names_the_pool() -> None:
+    pooled = Capabilities(pool="gpu")
+    assert mismatch(Placement(), "w1", pooled) == "no pool of its own"
+    assert mismatch(Placement(pool="gpu"), "w1", pooled) is None
+
+
+async def test_priority_goes_before_age(ledger: Ledger) -> None:
+    hand = Hand(ledger, slots=2)
+    await hand.register()
+    (old,) = await ledger.submit(revision())
+    (older_low,) = await ledger.submit(revision(), priority=-1)
+    (urgent,) = await ledger.submit(revision(), priority=5)
+    assert [run for run, _ in await offered(ledger)] == [urgent.id, old.id]
+    assert (await ledger.run(older_low.id)).status == "queued"
+
+
+async def test_projects_share_slots_fairly_whatever_their_backlog(ledger: Ledger) -> None:
+    hand = Hand(ledger, slots=4)
+    await hand.register()
+    await ledger.submit(revision(project="big"), 20)
+    await ledger.submit(revision(project="small"), 2)
+    placed = [(await ledger.run(run)).project_id for run, _ in await offered(ledger)]
+    assert sorted(placed) == ["big", "big", "small", "small"]
+
+
+async def test_a_project_that_holds_slots_waits_for_one_that_holds_none(ledger: Ledger) -> None:
+    hand = Hand(ledger, slots=3)
+    await hand.register()
+    await ledger.submit(revision(project="big"), 2)
+    await ledger.place()
+    await ledger.submit(revision(project="big"), 5)
+    (late,) = await ledger.submit(revision(project="small"))
+    assert [run for run, _ in await offered(ledger)] == [late.id]
+
+
+async def test_slots_are_counted_from_live_leases(ledger: Ledger) -> None:
+    hand = Hand(ledger, slots=3)
+    await hand.register()
+    await ledger.submit(revision(), 10)
+    assert len(await offered(ledger)) == 3
+    assert await offered(ledger) == []
+
+
+async def test_who_cannot_be_placed_hides_nobody(ledger: Ledger) -> None:
+    hand = Hand(ledger, slots=4)
+    await hand.register()
+    picky = revision(terms=Terms(placement=Placement(required={"gpu": "yes"})), task=A, name="picky")
+    stuck = await ledger.submit(picky, 300, priority=100)
+    (plain,) = await ledger.submit(revision())
+    assert [run for run, _ in await offered(ledger)] == [plain.id]
+    cause, words = await ledger.database.read(lambda tx: placing.why(tx, ledger.revisions, stuck[0]))
+    assert (cause, words) == ("no_matching_worker", "No worker has label gpu=yes.")
+
+
+async def test_preferred_labels_rank_and_then_the_emptier_worker(ledger: Ledger) -> None:
+    plain, liked = Hand(ledger, "plain", slots=8), Hand(ledger, "liked", slots=2, labels={"disk": "fast"})
+    await plain.register()
+    await liked.register()
+    wants = revision(terms=Terms(placement=Placement(preferred={"disk": "fast"})))
+    await ledger.submit(wants, 3)
+    assert len(await offered(ledger)) == 3
+    counts = await ledger.rows("SELECT worker_id, count(*) AS n FROM run_dispatch_leases GROUP BY worker_id")
+    assert {row["worker_id"]: row["n"] for row in counts} == {"liked": 2, "plain": 1}
+
+
+async def test_a_tasks_own_limit_holds_and_says_so(ledger: Ledger, hand: Hand) -> None:
+    of = revision(terms=Terms(overlap=Overlap(policy="allow", limit=2)))
+    made = await ledger.submit(of, 5)
+    assert len(await offered(ledger)) == 2
+    assert await offered(ledger) == []
+    cause, words = await ledger.database.read(lambda tx: placing.why(tx, ledger.revisions, made[-1]))
+    assert cause == "task_limit"
+    assert "2 runs in work" in words
+
+
+async def test_a_named_key_is_shared_by_tasks_of_a_project_only(ledger: Ledger, hand: Hand) -> None:
+    terms = Terms(concurrency=[Concurrency(key="db", limit=1)])
+    await ledger.submit(revision(task=A, name="a", terms=terms), 2)
+    await ledger.submit(revision(task=B, name="b", terms=terms), 2)
+    await ledger.submit(revision(task=C, name="c", terms=terms, project="other"), 2)
+    placed = await offered(ledger)
+    assert len(placed) == 2
+    assert {(await ledger.run(run)).project_id for run, _ in placed} == {"default", "other"}
+
+
+async def test_a_project_limit_holds(ledger: Ledger, hand: Hand) -> None:
+    async def put(tx: Any) -> None:
+        await limits.put(tx, {Limit("default", "project", "default"): 3}, await tx.now_ms())
+
+    await ledger.database.transact(put)
+    made = await ledger.submit(revision(), 6)
+    assert len(await offered(ledger)) == 3
+    cause, _ = await ledger.database.read(lambda tx: placing.why(tx, ledger.revisions, made[-1]))
+    assert cause == "project_limit"
+
+
+async def test_a_limit_frees_with_the_end_of_a_run(ledger: Ledger, hand: Hand) -> None:
+    of = revision(terms=Terms(overlap=Overlap(policy="allow", limit=1)))
+    run_id, attempt_id = await running(ledger, hand, of)
+    (waiting,) = await ledger.submit(of)
+    assert await offered(ledger) == []
+    await hand.report(attempt_id, kind="ended", exit_code=0)
+    assert [run for run, _ in await offered(ledger)] == [waiting.id]
+    assert run_id != waiting.id
+
+
+async def test_skip_refuses_a_run_while_another_is_open(ledger: Ledger, hand: Hand) -> None:
+    of = revision(terms=Terms(overlap=Overlap(policy="skip")))
+    first, second = await ledger.submit(of, 2)
+    assert (first.status, second.status, second.error_code) == ("queued", "cancelled", "overlap_skipped")
+    hand.take(await ledger.place())
+    await hand.start(first.attempt_id or "")
+    (third,) = await ledger.submit(of)
+    assert third.error_code == "overlap_skipped"
+    await hand.report(first.attempt_id or "", kind="ended", exit_code=0)
+    (fourth,) = await ledger.submit(of)
+    assert fourth.status == "queued"
+
+
+async def test_queue_bounds_how_many_wait(ledger: Ledger, hand: Hand) -> None:
+    of = revision(terms=Terms(overlap=Overlap(policy="queue", limit=2)))
+    (first,) = await ledger.submit(of)
+    await ledger.place()
+    more = await ledger.submit(of, 3)
+    assert [run.error_code for run in more] == [None, None, "overlap_queue_full"]
+    assert await offered(ledger) == []
+    assert (await ledger.run(first.id)).status == "dispatching"
+
+
+async def test_replace_ends_the_older_and_waits_for_its_end(ledger: Ledger, hand: Hand) -> None:
+    of = revision(terms=Terms(overlap=Overlap(policy="replace")))
+    run_id, attempt_id = await running(ledger, hand, of)
+    second, third = await ledger.submit(of, 2)
+    assert (second.status, second.error_code) == ("cancelled", "overlap_replaced")
+    assert (await ledger.run(run_id)).cancel_reason == "policy"
+    assert await offered(ledger) == []
+    assert await ledger.deliver()
+    await hand.report(attempt_id, kind="ended", signal=15)
+    assert (await ledger.run(run_id)).status == "cancelled"
+    assert [run for run, _ in await offered(ledger)] == [third.id]
+
+
+async def test_a_draining_worker_keeps_what_it_has_and_gets_nothing_new(ledger: Ledger, hand: Hand) -> None:
+    run_id, attempt_id = await running(ledger, hand)
+    await hand.beat(attempt_id, draining=True)
+    await ledger.submit(revision())
+    assert await offered(ledger) == []
+    assert (await hand.beat(attempt_id, draining=True)).refused == []
+    await hand.beat(attempt_id)
+    assert len(await offered(ledger)) == 1
+    assert run_id
+
+
+async def test_a_large_backlog_of_many_lanes_is_served_in_one_pass(ledger: Ledger) -> None:
+    hand = Hand(ledger, slots=40)
+    await hand.register()
+    for number in range(20):
+        terms = Terms(overlap=Overlap(policy="allow", limit=2))
+        await ledger.submit(revision(task=f"01890000-0000-7000-8000-{number:012x}", name=f"t{number}", terms=terms), 5)
+    placed = await offered(ledger)
+    assert len(placed) == 40
+    by_task: dict[str, int] = {}
+    for run, _ in placed:
+        task = (await ledger.run(run)).task_id
+        by_task[task] = by_task.get(task, 0) + 1
+    assert set(by_task.values()) == {2}
