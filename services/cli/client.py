@@ -145,15 +145,19 @@ class Client:
         query: Mapping[str, Any] | None = None,
         body: Any = None,
         key: str | None = None,
+        repeat: bool = True,
     ) -> Any:
-        """One request; the decoded JSON answer, or None for an empty one."""
+        """One request; the decoded JSON answer, or None for an empty one.
+
+        It is sent again when its answer is lost, unless `repeat` is off: for what the gateway does not remember.
+        """
         # Everything that changes something bears a key, so that it may be sent again when its answer is lost.
         headers = {} if method == "GET" else {"Idempotency-Key": key or str(uuid.uuid4())}
         content: bytes | None = None
         if body is not None:
             headers["Content-Type"] = "application/json"
             content = msgspec.json.encode(body)
-        answer = self._send(method, "/api/v3" + path, query=query, content=content, headers=headers)
+        answer = self._send(method, "/api/v3" + path, query=query, content=content, headers=headers, repeat=repeat)
         if not answer.content:
             return None
         try:
@@ -185,6 +189,7 @@ class Client:
         query: Mapping[str, Any] | None = None,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        repeat: bool = True,
     ) -> httpx.Response:
         for attempt in range(1, TRIES + 1):
             try:
@@ -194,7 +199,8 @@ class Client:
                 return answer
             except Ql3Error as error:
                 # Nobody listens (no state to wait for): the person is told at once.
-                if attempt == TRIES or error.code not in _TRANSIENT or error.data.keys() & {"state", "refused"}:
+                passing = error.code in _TRANSIENT and not error.data.keys() & {"state", "refused"}
+                if not repeat or not passing or attempt == TRIES:
                     raise
             time.sleep(0.3 * attempt)
         raise AssertionError

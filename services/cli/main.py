@@ -8,13 +8,16 @@ import sys
 import typer
 
 from services.cli import platform
+from services.cli.credential import credential_app
 from services.cli.cron import cron_app
+from services.cli.dead import dead_app
 from services.cli.doctor import doctor_command
 from services.cli.nats import nats_app
 from services.cli.refusals import refuse
 from services.cli.run import run_app
 from services.cli.secret import secret_app
 from services.cli.task import task_app
+from services.cli.trigger import trigger_app
 from services.cli.worker import worker_app
 
 app = typer.Typer(
@@ -26,10 +29,13 @@ app = typer.Typer(
 
 platform.register(app)
 app.add_typer(task_app, name="task")
+app.add_typer(trigger_app, name="trigger")
 app.add_typer(run_app, name="run")
 app.add_typer(secret_app, name="secret")
 app.add_typer(worker_app, name="worker")
 app.add_typer(cron_app, name="cron")
+app.add_typer(credential_app, name="credential")
+app.add_typer(dead_app, name="dead")
 app.add_typer(nats_app, name="nats")
 app.command("doctor")(doctor_command)
 

@@ -9,6 +9,7 @@ import typer
 
 from services.cli.options import Data, Json, Limit, Project, Task
 from services.cli.run import Follow, Wait
+from services.cli.trigger import described
 
 task_app = typer.Typer(no_args_is_help=True, help="Tasks: create, list, show, run, enable, disable, delete.")
 
@@ -154,19 +155,13 @@ def list_command(
                 task["name"],
                 say("yes", "是") if task["enabled"] else say("no", "否"),
                 task["revision"],
-                ", ".join(_trigger(trigger["spec"]) for trigger in task["triggers"]),
+                ", ".join(described(trigger["spec"]) for trigger in task["triggers"]),
                 _command(task),
             )
             for task in found["items"]
         ),
         more=found["next"] is not None,
     )
-
-
-def _trigger(spec: dict[str, Any]) -> str:
-    what = spec.get("expression") or spec.get("kind", "cron")
-    zone = spec.get("timezone", "UTC")
-    return what if zone == "UTC" else f"{what} {zone}"
 
 
 def _command(task: dict[str, Any]) -> str:
@@ -209,7 +204,7 @@ def show_command(task: Task, project: Project = "default", as_json: Json = False
         told = say(f"secret {secret['secret']}", f"密文 {secret['secret']}") if secret else variable.get("value")
         output.line(f"  {variable['name']}={output.clean(told)}")
     for trigger in found["triggers"]:
-        output.line(f"  {_trigger(trigger['spec'])}  {say('next', '下次')} {output.when(trigger['next_fire_at_ms'])}")
+        output.line(f"  {described(trigger['spec'])}  {say('next', '下次')} {output.when(trigger['next_fire_at_ms'])}")
     for warning in found["warnings"]:
         output.note(output.clean(warning))
 

@@ -13,11 +13,14 @@ from unittest import mock
 
 import msgspec
 import pytest
+import structlog
 
 from schemas import endpoints
 from schemas.errors import Ql3Error
 from schemas.identity import (
+    Identity,
     IdentityAnswer,
+    IdentityRegister,
     IdentityResolve,
     PolicyCheck,
     PolicyDecision,
@@ -49,6 +52,19 @@ from schemas.secrets import Secret, SecretAnswer, SecretList, SecretPage, Secret
 from schemas.subjects import event
 from schemas.system import Done, HealthAnswer, HealthRead
 from schemas.tasks import Task, TaskAnswer, TaskCreate, TaskDelete, TaskEnable, TaskList, TaskPage, TaskRead, TaskRun
+from schemas.triggers import (
+    MissedFire,
+    MissedList,
+    MissedPage,
+    Trigger,
+    TriggerAnswer,
+    TriggerCreate,
+    TriggerDelete,
+    TriggerEnable,
+    TriggerList,
+    TriggerPage,
+    TriggerSpec,
+)
 from schemas.workers import (
     Capabilities,
     LogFollow,
@@ -84,12 +100,14 @@ class Scene:
 
     def __init__(self) -> None:
         self.tasks: dict[str, Task] = {}
+        self.triggers: dict[str, Trigger] = {}
         self.runs: dict[str, Run] = {}
         self.logs: dict[str, bytes] = {}
         self.workers: dict[str, Worker] = {WORKER: worker(WORKER)}
         self.secrets: dict[str, tuple[int, str]] = {}
         self.asked: list[Any] = []
         self.denied: set[str] = set()
+        self.subjects: dict[tuple[str, str], Subject] = {}
         self.key = SealingKey.generate()
         self.bus: Bus | None = None
         self.at_run = ["succeeded"]
@@ -110,8 +128,13 @@ class Scene:
             valid_for_ms=0,
         )
 
-    async def resolve(self, _message: IdentityResolve, _: Caller) -> IdentityAnswer:
-        return IdentityAnswer(identity=None)
+    async def register(self, message: IdentityRegister, _: Caller) -> IdentityAnswer:
+        self.subjects[message.provider, message.provider_subject] = message.subject
+        return IdentityAnswer(identity=_identity(message.subject))
+
+    async def resolve(self, message: IdentityResolve, _: Caller) -> IdentityAnswer:
+        found = self.subjects.get((message.provider, message.provider_subject))
+        return IdentityAnswer(identity=_identity(found) if found else None)
 
     async def list_projects(self, _message: ProjectList, _: Caller) -> ProjectPage:
         project = Project(
@@ -162,6 +185,55 @@ class Scene:
 
     async def delete_task(self, message: TaskDelete, _: Caller) -> TaskAnswer:
         return TaskAnswer(task=self.tasks.pop(self._task(message.task).name))
+
+    def _trigger(self, task: Task, number: int, spec: TriggerSpec) -> Trigger:
+        return Trigger(
+            id=uuid("f", number),
+            project="default",
+            task_id=task.id,
+            task_name=task.name,
+            revision=1,
+            version=1,
+            enabled=True,
+            spec=spec,
+            next_fire_at_ms=NOW_MS + 60_000,
+            last_scheduled_at_ms=None,
+            missed_count=2,
+            created_at_ms=NOW_MS,
+            updated_at_ms=NOW_MS,
+        )
+
+    async def create_trigger(self, message: TriggerCreate, _: Caller) -> TriggerAnswer:
+        made = self._trigger(self._task(message.task), len(self.triggers) + 1, message.spec)
+        self.triggers[made.id] = made
+        return TriggerAnswer(trigger=made)
+
+    async def enable_trigger(self, message: TriggerEnable, _: Caller) -> TriggerAnswer:
+        if message.trigger not in self.triggers:
+            raise Ql3Error("not_found", field="trigger")
+        found = msgspec.structs.replace(self.triggers[message.trigger], enabled=message.enabled)
+        self.triggers[found.id] = found
+        return TriggerAnswer(trigger=found)
+
+    async def delete_trigger(self, message: TriggerDelete, _: Caller) -> TriggerAnswer:
+        return TriggerAnswer(trigger=self.triggers.pop(message.trigger))
+
+    async def list_triggers(self, _message: TriggerList, _: Caller) -> TriggerPage:
+        return TriggerPage(items=list(self.triggers.values()), next=None)
+
+    async def missed(self, message: MissedList, _: Caller) -> MissedPage:
+        row = MissedFire(
+            id=uuid("e", 2),
+            trigger_id=message.trigger or uuid("f", 1),
+            task_id=uuid("c", 1),
+            scheduled_for_ms=NOW_MS,
+            cause="scheduler_down",
+            last_ms=NOW_MS,
+            count=2,
+            at_least=False,
+            recorded_at_ms=NOW_MS,
+        )
+        return MissedPage(items=[row], next=None)
 
     async def run_task(self, message: TaskRun, _: Caller) -> RunAnswer:
         self.asked.append(message)
@@ -356,6 +428,7 @@ class Scene:
             "approval": [
                 Route(endpoints.POLICY_CHECK, self.check),
                 Route(endpoints.IDENTITIES_RESOLVE, self.resolve),
+                Route(endpoints.IDENTITIES_REGISTER, self.register),
                 Route(endpoints.PROJECTS_LIST, self.list_projects),
             ],
             "scheduler": [
@@ -365,6 +438,11 @@ class Scene:
                 Route(endpoints.TASKS_ENABLE, self.enable_task),
                 Route(endpoints.TASKS_DELETE, self.delete_task),
                 Route(endpoints.TASKS_RUN, self.run_task),
+                Route(endpoints.TRIGGERS_CREATE, self.create_trigger),
+                Route(endpoints.TRIGGERS_ENABLE, self.enable_trigger),
+                Route(endpoints.TRIGGERS_DELETE, self.delete_trigger),
+                Route(endpoints.TRIGGERS_LIST, self.list_triggers),
+                Route(endpoints.TRIGGERS_MISSED, self.missed),
             ],
             "dispatcher": [
                 Route(endpoints.RUNS_GET, self.get_run),
@@ -393,6 +471,18 @@ class Scene:
         bus = await bus_for("worker", worker=WORKER)
         await bus.serve("worker", "1.0.0", [Route(log_read, self.read_log), Route(log_follow, self.follow_log)])
         await bus.flush()
+
+
+def _identity(subject: Subject) -> Identity:
+    return Identity(
+        type=subject.type,
+        id=subject.id,
+        display_name=None,
+        status="active",
+        version=1,
+        created_at_ms=NOW_MS,
+        updated_at_ms=NOW_MS,
+    )
 
 
 def _healthy(name: str) -> Any:
@@ -525,6 +615,10 @@ def clean_environment() -> dict[str, str]:
 @pytest.fixture
 async def ql3(database_on: Any, bus_for: BusFactory, tmp_path: Path) -> AsyncIterator[Command]:
     """`await ql3("task", "list")`: the command as its own process, signed in as the local console."""
+    # The services of this process log beside the command's streams, not into them.
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(file=sys.__stderr__), cache_logger_on_first_use=False
+    )
     scene = Scene()
     await scene.serve(bus_for)
     gateway = GatewayService(
@@ -544,3 +638,4 @@ async def ql3(database_on: Any, bus_for: BusFactory, tmp_path: Path) -> AsyncIte
     path.chmod(0o600)
     yield Command({**clean_environment(), "QL3_DATA": str(data)}, scene)
     await gateway.stop()
+    structlog.reset_defaults()

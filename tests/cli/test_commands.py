@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -276,3 +277,54 @@ async def test_text_of_others_cannot_steer_the_terminal(ql3: Command) -> None:
     shown = (await ql3("task", "show", "x")).out
     assert "a[31mb c" in shown
     assert "\x1b" not in shown
+
+
+async def test_triggers_are_added_listed_switched_and_deleted(ql3: Command) -> None:
+    await created(ql3)
+    added = await ql3("trigger", "add", "hello", "@every 90s", "--missed", "catch_up", "--catch-up", "5", "--json")
+    trigger = added.json["id"]
+    assert added.json["spec"] | {"expression": "@every 90s", "missed": "catch_up", "catch_up": 5} == added.json["spec"]
+    listed = await ql3("trigger", "list", "--task", "hello")
+    assert listed.out.splitlines()[1].split() == [
+        trigger, "hello", "@every", "90s", "yes", "2023-11-14", "22:14:20", "2",
+    ]  # fmt: skip
+    assert (await ql3("trigger", "list", "--json")).json["items"][0]["id"] == trigger
+    assert (await ql3("trigger", "disable", trigger)).out == f"{trigger}  @every 90s\n"
+    assert "next 2023-11-14 22:14:20" in (await ql3("trigger", "enable", trigger)).out
+    assert "scheduler_down" in (await ql3("trigger", "missed")).out
+    assert (await ql3("trigger", "missed", "--trigger", trigger, "--json")).json["items"][0]["count"] == 2
+    assert (await ql3("trigger", "delete", trigger)).code == 0
+    assert (await ql3("trigger", "enable", trigger)).code == 2
+    assert (await ql3("trigger", "enable", "No Such")).err.startswith("error: TRIGGER: ")
+
+
+async def test_a_credential_signs_its_holder_in_until_it_is_rotated_or_revoked(ql3: Command) -> None:
+    console = json.loads((Path(ql3.environment["QL3_DATA"]) / "console.json").read_text())
+    made = await ql3("credential", "create", "deploys", "--for", "api_app/ci", "--ttl", "1d", "--json")
+    assert made.code == 0, made.err
+    identity, token = made.json["id"], made.json["token"]
+    elsewhere = {"QL3_URL": console["url"], "QL3_TOKEN": token}
+    assert (await ql3("task", "list", **elsewhere)).code == 0
+    assert token not in (await ql3("credential", "list", "--all")).out
+    rotated = await ql3("credential", "rotate", identity)
+    assert rotated.out.startswith(f"ql3c_{identity}_")
+    assert rotated.out.strip() != token
+    assert (await ql3("task", "list", **elsewhere)).code == 6
+    assert (await ql3("task", "list", **{**elsewhere, "QL3_TOKEN": rotated.out.strip()})).code == 0
+    assert (await ql3("credential", "revoke", identity)).out == f"{identity}: revoked\n"
+    assert (await ql3("task", "list", **{**elsewhere, "QL3_TOKEN": rotated.out.strip()})).code == 6
+    assert (await ql3("credential", "create", "x", "--for", "ci")).err.startswith("error: --for: ")
+
+
+async def test_dead_letters_are_listed_and_sent_again(ql3: Command) -> None:
+    bus = ql3.scene.bus
+    assert bus is not None
+    subject, body = "ql3.dead.dispatcher.undecodable", b"{}"
+    headers = {"Nats-Msg-Id": "1", "Ql3-Dead-Subject": "ql3.cmd.dispatcher.submit", "Ql3-Dead-Error": "unreadable"}
+    assert await bus.publish_many([(subject, body, headers)]) == [None]
+    (letter,) = (await ql3("dead", "list", "--json")).json["items"]
+    assert letter["service"] == "dispatcher"
+    assert "undecodable" in (await ql3("dead", "list", "--service", "dispatcher")).out
+    assert (await ql3("dead", "replay", "99")).code == 2
+    assert (await ql3("dead", "replay", str(letter["sequence"]))).out == "Letter 1 was sent again.\n"
+    assert (await ql3("dead", "list", "--json")).json["items"] == []
