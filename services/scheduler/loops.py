@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-import msgspec
 import structlog
 
 from schemas.errors import Ql3Error
 from schemas.limits import BATCH_ITEMS
-from schemas.runs import RunOrder, TriggerType
-from schemas.subjects import command
-from services.kit import outbox
+from schemas.runs import TriggerType
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction
 from services.kit.orders import next_ring_ms
-from services.scheduler.admissions import Admission, for_fire, messages
+from services.scheduler.admissions import Admission, for_fire
 from services.scheduler.decisions import PROJECT_ARCHIVED, begin, decide
 from services.scheduler.executions import Executions
 from services.scheduler.projects import Projects
 from services.scheduler.store import admissions, schedules
 from services.scheduler.store import tasks as task_store
+from services.scheduler.submitting import ANSWER_MS, Submitter, admission_of, queue_orders
 from services.scheduler.timetable import go_on, missed_row, moved, record_missed, stop
 from services.scheduler.triggers import stored_plan
 
@@ -64,11 +62,14 @@ class AdmissionLoop:
     its connection, and the database ends a silent one's transaction by its own clock.
     """
 
-    def __init__(self, database: Database, clock: Clock, executions: Executions, projects: Projects) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, executions: Executions, projects: Projects, submitter: Submitter
+    ) -> None:
         self._database = database
         self._clock = clock
         self._executions = executions
         self._projects = projects
+        self._submitter = submitter
         self._last_ms: int | None = None
         self._seen_ms = 0
 
@@ -77,6 +78,7 @@ class AdmissionLoop:
         now_ms = self._clock.now_ms()
         await self._watch_clock(now_ms)
         done = await self._database.transact(lambda tx: self._admit(tx, now_ms))
+        await self._submitter.post(done.admissions)
         if done.unknown:
             await self._projects.learn(sorted(done.unknown))
             return True
@@ -185,21 +187,15 @@ class AdmissionLoop:
 
     async def _write(self, tx: Transaction, done: _Round) -> None:
         if done.admissions:
-            ring_at = next_ring_ms(1, await tx.now_ms())
+            ring_at = await tx.now_ms() + ANSWER_MS
             rows = [admission.row() for admission in done.admissions]
             new = await admissions.insert(tx, rows, ring_at, done.now_ms)
             # What is not new was admitted before the clock was set back.
             fresh = [admission for admission in done.admissions if admission.order.order_id in new]
-            await order_runs(tx, fresh)
+            done.admissions = fresh
         await schedules.move(tx, done.moves)
         await record_missed(tx, done.missed)
         await schedules.postpone(tx, done.postponed, done.now_ms + AGAIN_MS)
-
-
-async def order_runs(tx: Transaction, wanted: Sequence[Admission]) -> None:
-    """Send the orders once this transaction has committed."""
-    subject = command("dispatcher", "submit")
-    await outbox.orders(tx, [(subject, message) for message in messages(wanted)])
 
 
 Cancel = Callable[[str, str], Awaitable[bool]]
@@ -237,12 +233,10 @@ class RingLoop:
             if row["status"] != "open":
                 continue
             try:
-                revision = await self._executions.load(tx, row["task_id"], row["task_revision"])
+                again.append(await admission_of(tx, self._executions, row))
             except Ql3Error as error:
                 log.error("an open order cannot be rung", order=row["id"], error=error.code)
-                continue
-            again.append(Admission(msgspec.json.decode(row["run_order"], type=RunOrder), revision))
-        await order_runs(tx, again)
+        await queue_orders(tx, again)
         await admissions.rung(tx, {row["id"]: next_ring_ms(row["rings"] + 1, now_ms) for row in rows})
         return len(rows), [row for row in rows if row["status"] == "withdrawing"]
 

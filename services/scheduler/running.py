@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from schemas import limits
 from schemas.errors import Ql3Error
 from schemas.identity import Actor, PolicyDecision, Subject
-from schemas.runs import RunOrder, RunResult, SubmitAnswer, SubmitRuns, Submitted, TriggerType
+from schemas.runs import RunResult, Submitted, TriggerType
 from services.kit import audit
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction
-from services.scheduler.admissions import KEY_PREFIX, Admission, for_person, messages, request_digest
+from services.scheduler.admissions import KEY_PREFIX, Admission, for_person, request_digest
 from services.scheduler.executions import Executions
 from services.scheduler.store import admissions as store
 from services.scheduler.store import tasks as task_store
+from services.scheduler.submitting import ANSWER_MS, Submitter, admission_of
 from services.scheduler.triggers import INPUT_BYTES
-
-ANSWER_MS: Final = 8_000
-"""How long the question to the dispatcher may take before the order is rung again."""
-
-Submit = Callable[[SubmitRuns], Awaitable[SubmitAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +51,18 @@ def check(inputs: dict[str, Any] | None, idempotency_key: str | None) -> None:
 class RunDesk:
     """Admits runs that people ask for. Questions that arrive while one transaction is at work share the next."""
 
-    def __init__(self, database: Database, clock: Clock, executions: Executions, submit: Submit) -> None:
+    def __init__(self, database: Database, clock: Clock, executions: Executions, submitter: Submitter) -> None:
         self._database = database
         self._clock = clock
         self._executions = executions
-        self._submit = submit
+        self._submitter = submitter
         self._waiting: list[tuple[RunAsk, asyncio.Future[RunResult]]] = []
         self._worker: asyncio.Task[None] | None = None
-        self._answered: dict[str, str | None] = {}
-        self._closing: asyncio.Task[None] | None = None
 
     async def stop(self) -> None:
         """Finish what is at work."""
-        for task in (self._worker, self._closing):
-            if task is not None:
-                await asyncio.gather(task, return_exceptions=True)
+        if self._worker is not None:
+            await asyncio.gather(self._worker, return_exceptions=True)
 
     async def run(self, ask: RunAsk) -> RunResult:
         """One run; raises its `Ql3Error`. After `unavailable` the order stays open and is rung until it is answered."""
@@ -103,17 +96,7 @@ class RunDesk:
     async def _together(self, asks: list[RunAsk]) -> list[RunResult | Ql3Error]:
         admitted = await self._database.transact(lambda tx: self._admit(tx, asks))
         wanted = {item.order.order_id: item for item in admitted if isinstance(item, Admission)}
-        answers: dict[str, Submitted | Ql3Error] = {}
-        sent = list(messages(wanted.values()))
-        replies = await asyncio.gather(*(self._submit(message) for message in sent), return_exceptions=True)
-        for message, reply in zip(sent, replies, strict=True):
-            if isinstance(reply, SubmitAnswer):
-                answers |= {result.order_id: result for result in reply.results}
-            elif isinstance(reply, Ql3Error):
-                answers |= dict.fromkeys((order.order_id for order in message.runs), reply)
-            else:
-                raise reply
-        self._note(answers)
+        answers = await self._submitter.ask(list(wanted.values()))
         return [item if isinstance(item, Ql3Error) else _outcome(answers.get(item.order.order_id)) for item in admitted]
 
     async def _admit(self, tx: Transaction, asks: list[RunAsk]) -> list[Admission | Ql3Error]:
@@ -189,8 +172,7 @@ class RunDesk:
     async def _replay(self, tx: Transaction, asked: Admission, row: Row) -> Admission | Ql3Error:
         if row["request_digest"] != request_digest_of(asked):
             return Ql3Error("idempotency_conflict", field="idempotency_key")
-        revision = await self._executions.load(tx, row["task_id"], row["task_revision"])
-        return Admission(msgspec.json.decode(row["run_order"], type=RunOrder), revision)
+        return await admission_of(tx, self._executions, row)
 
     async def _resolve_race(self, tx: Transaction, outcomes: list[Admission | Ql3Error], new: set[str]) -> None:
         """Another process stored the same key between our look and our insert: its order counts."""
@@ -214,32 +196,6 @@ class RunDesk:
         for (_, _, project, task_id), (ask, items) in groups.items():
             detail = {"run_id": items[0].order.run_id, "runs": len(items), "revision": items[0].revision.task_revision}
             await audit.append(tx, ask.actor, "run.start", project, task_id, ask.decision, detail)
-
-    # What the dispatcher answered is noted beside the answers to the askers, many in one transaction.
-
-    def _note(self, answers: dict[str, Submitted | Ql3Error]) -> None:
-        for order_id, answer in answers.items():
-            if isinstance(answer, Submitted):
-                self._answered[order_id] = None if answer.run is not None else answer.error or "internal_error"
-        if self._answered and (self._closing is None or self._closing.done()):
-            self._closing = asyncio.create_task(self._close(), name="run desk answers")
-
-    async def _close(self) -> None:
-        while self._answered:
-            answered, self._answered = self._answered, {}
-            # Should this fail, the orders are rung again and answered again.
-            await self._database.transact(lambda tx, answered=answered: close_answered(tx, answered))
-
-
-async def close_answered(tx: Transaction, answered: dict[str, str | None]) -> None:
-    """Close orders: committed, or refused with a code."""
-    now_ms = await tx.now_ms()
-    committed = [order_id for order_id, code in answered.items() if code is None]
-    refused = {order_id: code for order_id, code in answered.items() if code is not None}
-    if committed:
-        await store.commit(tx, committed, now_ms)
-    if refused:
-        await store.refuse(tx, refused, now_ms)
 
 
 def request_digest_of(item: Admission) -> str:

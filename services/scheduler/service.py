@@ -66,6 +66,7 @@ from services.scheduler.loops import SLEEP_S, AdmissionLoop, PruneLoop, RingLoop
 from services.scheduler.projects import Projects, scheduler_actor
 from services.scheduler.running import RunAsk, RunDesk
 from services.scheduler.store import schedules
+from services.scheduler.submitting import Submitter
 from services.scheduler.timetable import BELL, RING_BELL, Timetable
 
 NAME = SENDER
@@ -91,8 +92,9 @@ class SchedulerService:
         self._projects = Projects(self._may_start)
         self._catalogue = Catalogue(database, clock)
         self._timetable = Timetable(database, clock)
-        self._desk = RunDesk(database, clock, executions, self._submit)
-        admitting = AdmissionLoop(database, clock, executions, self._projects)
+        self._submitter = Submitter(database, clock, executions, self._submit)
+        self._desk = RunDesk(database, clock, executions, self._submitter)
+        admitting = AdmissionLoop(database, clock, executions, self._projects, self._submitter)
         ringing = RingLoop(database, executions, self._cancel)
         self._admitting = Loop("scheduler.admissions", admitting.step, every_s=SLEEP_S, bell=database.bell(BELL))
         self._ringing = Loop("scheduler.orders", ringing.step, every_s=RING_EVERY_S, bell=database.bell(RING_BELL))
@@ -108,7 +110,7 @@ class SchedulerService:
         """Answer, hear, and begin to admit."""
         await self._policy.start()
         self._heard = [
-            await self._bus.on_ack(NAME, self._acknowledged),
+            await self._bus.on_ack(NAME, self._submitter.acknowledged),
             await self._bus.on_event("ql3.evt.policy.>", self._policy_changed),
         ]
         health = Health()
@@ -140,11 +142,13 @@ class SchedulerService:
 
     async def stop(self) -> None:
         """Admit no more, finish what is at work."""
-        for loop in reversed(self._loops):
-            await loop.stop()
-        await self._desk.stop()
         for subscription in self._heard:
             await subscription.close()
+        await self._admitting.stop()
+        await self._desk.stop()
+        await self._submitter.stop()
+        for loop in reversed(self._loops):
+            await loop.stop()
 
     def health(self) -> list[str]:
         """Reasons why schedules are not kept; empty when they are."""
@@ -152,9 +156,6 @@ class SchedulerService:
         return [*late, *self._bus.health()]
 
     # What others tell.
-
-    async def _acknowledged(self, ids: list[str]) -> None:
-        await self._database.transact(lambda tx: running.close_answered(tx, dict.fromkeys(ids)))
 
     async def _policy_changed(self, delivery: Delivery) -> None:
         project = delivery.decode(PolicyChanged).project

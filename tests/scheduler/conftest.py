@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
+from schemas.base import decode
 from schemas.errors import Ql3Error
 from schemas.identity import Actor, PolicyDecision, Subject
 from schemas.runs import Run, RunOrder, SubmitAnswer, SubmitRuns, Submitted
@@ -19,7 +21,8 @@ from services.scheduler.catalogue import Catalogue
 from services.scheduler.executions import Executions
 from services.scheduler.loops import AdmissionLoop, PruneLoop, RingLoop
 from services.scheduler.projects import Projects
-from services.scheduler.running import RunAsk, RunDesk, close_answered
+from services.scheduler.running import RunAsk, RunDesk
+from services.scheduler.submitting import Submitter
 from services.scheduler.timetable import Timetable
 
 PROJECT = "default"
@@ -93,6 +96,8 @@ class Ledger:
         self.cancelled: list[str] = []
         self.away = False
         self.refuses: str | None = None
+        self.overlaps = False
+        self.acknowledged: set[str] = set()
 
     async def submit(self, message: SubmitRuns) -> SubmitAnswer:
         """Make runs, or answer again for those that are there."""
@@ -106,7 +111,10 @@ class Ledger:
             key = (order.project, order.idempotency_key)
             replayed = key in self.runs
             known = self.runs.setdefault(key, order)
-            results.append(Submitted(order_id=order.order_id, run=run_of(known), replayed=replayed))
+            run = run_of(known)
+            if self.overlaps:
+                run = msgspec.structs.replace(run, status="cancelled", error_code="overlap_skipped")
+            results.append(Submitted(order_id=order.order_id, run=run, replayed=replayed))
         for revision in message.revisions:
             self.revisions[revision.digest] = revision
         return SubmitAnswer(results=results)
@@ -139,10 +147,11 @@ class Room:
         self.projects = Projects(self._ask)
         self.catalogue = Catalogue(database, clock)
         self.timetable = Timetable(database, clock)
-        self.admitting = AdmissionLoop(database, clock, executions, self.projects)
+        self.submitter = Submitter(database, clock, executions, ledger.submit)
+        self.admitting = AdmissionLoop(database, clock, executions, self.projects, self.submitter)
         self.ringing = RingLoop(database, executions, ledger.cancel)
         self.pruning = PruneLoop(database)
-        self.desk = RunDesk(database, clock, executions, ledger.submit)
+        self.desk = RunDesk(database, clock, executions, self.submitter)
 
     async def _ask(self, project: str) -> PolicyDecision:
         return ARCHIVED if project in self.archived else ALLOW
@@ -204,20 +213,16 @@ class Room:
         """Let the admission loop do all that is due now and hand its orders to the ledger; answers its sleep."""
         while (answer := await self.admitting.step()) is True:
             pass
-        await self.deliver()
+        await self.submitter.stop()
         return float(answer)
 
     async def deliver(self) -> None:
-        """Carry orders from the outbox to the ledger, and the answers back."""
-        if self.ledger.away:
-            return
-        from schemas.base import decode
-
+        """Carry the queued orders to the ledger, and its acknowledgements back."""
         for row in await self.database.read(lambda tx: tx.fetch(ORDERS)):
             answer = await self.ledger.submit(decode(row["payload"].encode(), SubmitRuns))
-            codes = {result.order_id: result.error for result in answer.results}
-            await self.database.transact(lambda tx, codes=codes: close_answered(tx, codes))
             await self.database.transact(lambda tx, row=row: tx.execute(PUBLISHED, row["id"]))
+            await self.submitter.acknowledged([result.order_id for result in answer.results])
+        await self.submitter.stop()
 
     async def run(self, task: str, **more: Any) -> Any:
         """Run a task now."""

@@ -25,7 +25,7 @@ async def test_the_answer_is_the_committed_run(room: Room) -> None:
     assert result.run.id == order.run_id
     assert order.inputs == {"depth": 1.5}
     assert (order.requested_by.type, order.requested_by.id) == ("user", "alice")
-    await room.desk.stop()
+    await room.submitter.stop()
     assert await states(room) == ["committed"]
 
 
@@ -65,7 +65,7 @@ async def test_two_schedulers_with_one_key_make_one_run(room: Room) -> None:
         tries = [one.run("backup", idempotency_key=f"k{n}") for n in range(10) for one in (room, other)]
         results = await asyncio.gather(*tries)
         assert len({result.run.id for result in results}) == 10
-        await other.desk.stop()
+        await other.submitter.stop()
     finally:
         await database.close()
 
@@ -93,7 +93,7 @@ async def test_a_refusal_of_the_dispatcher_closes_the_order(room: Room) -> None:
     with pytest.raises(Ql3Error) as refused:
         await room.run("backup")
     assert refused.value.code == "capacity"
-    await room.desk.stop()
+    await room.submitter.stop()
     assert await states(room) == ["refused"]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 
 from schemas.triggers import TriggerUpdate
 from services.kit.clock import ManualClock
+from tests.fixtures_database import reopen, shift_clock
 from tests.scheduler.conftest import ALICE, ALLOW, PROJECT, Room, at, cron, spec
 
 MINUTE = 60_000
@@ -257,8 +259,6 @@ async def test_a_run_pins_the_revision_of_its_admission(room: Room, clock: Manua
 
 
 async def test_an_order_is_rung_until_it_is_answered(room: Room, clock: ManualClock) -> None:
-    from tests.fixtures_database import shift_clock
-
     await room.create("hourly", cron("0 * * * *"))
     room.ledger.away = True
     clock.advance(HOUR)
@@ -266,12 +266,29 @@ async def test_an_order_is_rung_until_it_is_answered(room: Room, clock: ManualCl
     await shift_clock(room.database, 3_000)
     await room.ringing.step()
     assert room.ledger.runs == {}
+    assert len(await room.rows("SELECT id FROM outbox WHERE kind = 'order'")) == 2
     room.ledger.away = False
     await room.deliver()
     # Sent twice, made once; and closed, so that it is rung no more.
     assert room.ledger.instants() == [at("2026-03-02 13:00:00")]
     rows = await room.rows("SELECT status, ring_at_ms FROM schedule_admissions")
     assert [(row["status"], row["ring_at_ms"]) for row in rows] == [("committed", None)]
+
+
+async def test_what_overlap_kept_from_starting_is_missed(room: Room, clock: ManualClock) -> None:
+    await room.create("hourly", cron("0 * * * *"))
+    room.ledger.overlaps = True
+    clock.advance(HOUR)
+    await room.look()
+    # Also when the first answer was lost and the order came by the queue.
+    room.ledger.away = True
+    clock.advance(HOUR)
+    await room.look()
+    room.ledger.away = False
+    await room.deliver()
+    await room.deliver()
+    assert await room.causes() == [("blocked_by_overlap", 2)]
+    assert len(room.ledger.runs) == 2
 
 
 async def test_start_and_end(room: Room, clock: ManualClock) -> None:
@@ -316,10 +333,6 @@ async def test_jitter_starts_later_but_always_by_the_same(room: Room, clock: Man
 
 
 async def test_two_schedulers_share_the_rows_and_admit_each_once(room: Room, clock: ManualClock) -> None:
-    import asyncio
-
-    from tests.fixtures_database import reopen
-
     for number in range(40):
         await room.create(f"task-{number}", cron("0 * * * *"))
     other_database = await reopen(room.database)

@@ -80,6 +80,9 @@ class Dispatcher:
         self.bus = bus
         self.ledger = Ledger()
         self.heard = Heard()
+        """What was asked for and answered."""
+        self.queued = Heard()
+        """What came by the queue, taken or not."""
 
     async def start(self) -> None:
         await self.bus.serve("dispatcher", "1.0.0", [Route(RUNS_SUBMIT, self.submit), Route(RUNS_CANCEL, self.cancel)])
@@ -87,13 +90,16 @@ class Dispatcher:
         await self.bus.flush()
 
     async def submit(self, message: SubmitRuns, _caller: Caller) -> SubmitAnswer:
-        return await self.ledger.submit(message)
+        answer = await self.ledger.submit(message)
+        await self.heard.add(*message.runs)
+        return answer
 
     async def ordered(self, batch: list[SubmitRuns]) -> None:
         for message in batch:
+            await self.queued.add(*message.runs)
             answer = await self.ledger.submit(message)
+            self.ledger.acknowledged |= {order.order_id for order in message.runs}
             await self.bus.acknowledge(message.sender, [result.order_id for result in answer.results])
-            await self.heard.add(*message.runs)
 
     async def cancel(self, message: RunCancel, _caller: Caller) -> RunAnswer:
         if not await self.ledger.cancel(message.project, message.run):
@@ -191,6 +197,18 @@ async def test_a_trigger_fires_and_its_orders_are_closed(house: House) -> None:
     instants = [order.scheduled_for_ms for order in orders]  # type: ignore[attr-defined]
     assert instants == sorted(set(instants))
     assert all(instant % 1000 == 0 for instant in instants)
+
+
+async def test_an_order_that_nobody_took_waits_in_the_queue(house: House) -> None:
+    ledger, heard = house.dispatcher.ledger, house.dispatcher.queued
+    ledger.away = True
+    await house.create("secondly", {"expression": "* * * * * *"})
+    await heard.count(1)
+    ledger.away = False
+    # Taken from the queue, then asked about once more, by which the scheduler learns what became of it.
+    await house.dispatcher.heard.until(
+        lambda items: any(getattr(item, "order_id", "") in ledger.acknowledged for item in items)
+    )
 
 
 async def test_the_scheduler_is_ready(house: House) -> None:

@@ -34,6 +34,12 @@ _REFUSE = Statement("""
     UPDATE schedule_admissions SET status = 'refused', error_code = r.code, ring_at_ms = NULL, closed_at_ms = $2
     FROM {rows:$1 id text, code text} AS r
     WHERE schedule_admissions.id = r.id AND schedule_admissions.status = 'open'
+    RETURNING schedule_admissions.trigger_id, schedule_admissions.trigger_revision,
+      schedule_admissions.scheduled_for_ms, schedule_admissions.task_id, schedule_admissions.project,
+      schedule_admissions.error_code
+""")
+_OPEN_BY_IDS = Statement("""
+    SELECT id, task_id, task_revision, run_order FROM schedule_admissions WHERE id {in:$1} AND status = 'open'
 """)
 _WITHDRAW_TRIGGER = Statement("""
     UPDATE schedule_admissions SET status = 'withdrawing', ring_at_ms = $3, closed_at_ms = NULL, rings = 1
@@ -82,9 +88,14 @@ async def commit(tx: Transaction, ids: Sequence[str], now_ms: int) -> int:
     return await tx.execute(_COMMIT, json_set(ids), now_ms)
 
 
-async def refuse(tx: Transaction, codes: dict[str, str], now_ms: int) -> None:
-    """The dispatcher will never have these runs, for the error named."""
-    await tx.execute(_REFUSE, json_rows({"id": key, "code": code} for key, code in codes.items()), now_ms)
+async def refuse(tx: Transaction, codes: dict[str, str], now_ms: int) -> list[Row]:
+    """These will never run, for the error named; answers those that were still open."""
+    return await tx.fetch(_REFUSE, json_rows({"id": key, "code": code} for key, code in codes.items()), now_ms)
+
+
+async def open_by_ids(tx: Transaction, ids: Sequence[str]) -> list[Row]:
+    """Those of these orders that are open."""
+    return await tx.fetch(_OPEN_BY_IDS, json_set(ids))
 
 
 async def withdraw_of_trigger(tx: Transaction, trigger_id: str, now_ms: int, ring_at_ms: int) -> list[Row]:
