@@ -80,7 +80,8 @@ def check(made: Plan, folder: Path) -> tuple[dict[str, Any], list[Violation]]:
         done = Done(runs={})
         ground = Ground(folder, server, done)
         stack.callback(ground.bring_down)
-        ledger = asyncio.run(Check(made, ground, done).run())
+        work = Check(made, ground, done)
+        ledger = asyncio.run(work.run())
     starts, ends = read_records(ground.records.read_text().splitlines())
     violations = judge(starts, ends, ledger, done)
     statuses = Counter(run["status"] for run in ledger.runs.values())
@@ -102,6 +103,7 @@ def check(made: Plan, folder: Path) -> tuple[dict[str, Any], list[Violation]]:
         "late_receipts": sum(attempt["late_receipt"] for rows in ledger.attempts.values() for attempt in rows),
         "faults": sum(ground.blows.values()),
         "faults_by_kind": dict(sorted(ground.blows.items())),
+        "phases_s": work.phases,
         "seconds": round(time.monotonic() - began, 1),
     }
     for crash in ground.crashes[:SHOWN]:
@@ -117,10 +119,13 @@ class Check:
         self._ground = ground
         self._done = done
         self._token = ""
+        self.phases: dict[str, float] = {}
+        """How long each part took, in seconds."""
 
     async def run(self) -> Ledger:
         """The ledger after everything has ended, or could have."""
-        await self._ground.raise_up()
+        with self._phase("start"):
+            await self._ground.raise_up()
         limits = httpx.Limits(max_connections=24, max_keepalive_connections=24)
         async with httpx.AsyncClient(base_url=self._ground.url, timeout=15, limits=limits, trust_env=False) as http:
             self._http = http
@@ -129,15 +134,26 @@ class Check:
                 await self._ask("POST", "/tasks", {"name": kind.name, "spec": self._spec(kind)}, key=kind.name)
             watch = asyncio.create_task(self._ground.watch())
             try:
-                await asyncio.gather(self._submit_all(), self._strike_all())
-                await self._wait_for_ends()
+                with self._phase("faults"):
+                    await asyncio.gather(self._submit_all(), self._strike_all())
+                with self._phase("settle"):
+                    await self._wait_for_ends()
             finally:
                 watch.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await watch
-            ledger = await self._read_ledger()
-            await self._explain(ledger)
+            with self._phase("read"):
+                ledger = await self._read_ledger()
+                await self._explain(ledger)
             return ledger
+
+    @contextmanager
+    def _phase(self, name: str) -> Generator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[name] = round(time.monotonic() - began, 1)
 
     def _spec(self, kind: Kind) -> dict[str, Any]:
         codes = " ".join(str(code) for code in kind.codes)

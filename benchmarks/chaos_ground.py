@@ -20,14 +20,19 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 from benchmarks.chaos_plan import Database, Fault, victims_of
 from benchmarks.chaos_verdict import Done
 from benchmarks.standalone import free_port
 from schemas.subjects import SERVICES
+from services.cli.provision import provision
+from services.cli.serve import migrate_all
+from services.kit.config import load
+from services.kit.logging import configure
 from services.kit.natsserver import find_binary
+from services.vault import keyring
 from tests.fixtures_database import Postgres
 
 LIMIT_S: Final = 60.0
@@ -60,14 +65,16 @@ class Ground:
 
     async def raise_up(self) -> None:
         """Provision, migrate, start everything; returns when all of it serves."""
+        configure("warning")
         self.records.touch()
         secrets = self.folder / "secrets"
-        await self._ql3(
-            "provision", "--output", str(secrets), "--worker", "local", "--nats-host", "127.0.0.1",
-            "--nats-port", str(self._nats_port), "--nats-store", str(self.folder / "jetstream"),
-        )  # fmt: skip
+        store = str(self.folder / "jetstream")
+        provision(
+            secrets, workers=["local"], host="127.0.0.1", port=self._nats_port, store=store, database="unused:1/ql3"
+        )
         passwords = {path.name.removeprefix("nats_"): path.read_text() for path in secrets.glob("nats_*")}
         (self.folder / "nats.json").write_text(json.dumps(passwords))
+        keyring.provision(self.folder / "keyring.json")
         extra: dict[str, str] = {}
         if self.postgres is not None:
             createdb = [str(self.postgres.binaries / "createdb"), "-h", str(self.postgres.folder), "-U", "postgres"]
@@ -75,9 +82,9 @@ class Ground:
             host = quote(str(self.postgres.folder), safe="")
             extra = {"QL3_DATABASE_ADMIN_URL": f"postgresql://postgres@/ql3?host={host}"}
         await self._start_nats()
-        await asyncio.gather(
-            self._ql3("keyring", "--file", str(self.folder / "keyring.json")), self._ql3("migrate", **extra)
-        )
+        # Here and not by the command: a process more to start would be the longest part of a quick check.
+        (self.folder / "db").mkdir()
+        await migrate_all(load(self._environment("operator") | extra))
         names = [name for name in victims_of(self.database) if name not in ("host", "nats")]
         await asyncio.gather(*(self._revive(name) for name in names))
 
@@ -110,7 +117,10 @@ class Ground:
         """Carry a fault out and bring back what it took down."""
         self.blows[f"{fault.blow}:{'everything' if len(fault.victims) > 3 else '+'.join(fault.victims)}"] += 1
         if fault.blow == "script":
-            self._kill_a_script(chance)
+            for _ in range(60):
+                if self._kill_a_script(chance):
+                    break
+                await asyncio.sleep(0.05)  # none runs just now
             return
         async with contextlib.AsyncExitStack() as stack:
             for name in sorted(fault.victims):
@@ -174,7 +184,7 @@ class Ground:
         await asyncio.sleep(down_s)
         self.postgres.start()
 
-    def _kill_a_script(self, chance: random.Random) -> None:
+    def _kill_a_script(self, chance: random.Random) -> bool:
         open_scripts: dict[str, int] = {}
         for line in self.records.read_text().splitlines()[-400:]:
             match line.split():
@@ -196,11 +206,12 @@ class Ground:
                 if str(self.records) in _command(pid):
                     self.done.killed[attempt] = now_s()
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                    return
+                    return True
             except ProcessLookupError:
                 continue
             finally:
                 os.close(descriptor)
+        return False
 
     def _stood_still(self, seconds: float) -> None:
         self.done.longest_pause_s = max(self.done.longest_pause_s, seconds)
@@ -278,7 +289,7 @@ class Ground:
             return None
         return pid if str(directory) in _command(pid) else None
 
-    def _environment(self, name: str, **extra: str) -> dict[str, str]:
+    def _environment(self, name: str) -> dict[str, str]:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("QL3_")}
         clean |= {
             "QL3_PROFILE": "standalone",
@@ -296,20 +307,7 @@ class Ground:
         else:
             clean["QL3_DATABASE_URL"] = f"postgresql:///ql3?host={quote(str(self.postgres.folder), safe='')}"
             clean["QL3_DATABASE_CREDENTIALS"] = str(self.folder / "secrets" / "database_passwords.json")
-        return clean | extra
-
-    async def _ql3(self, *arguments: str, **extra: str) -> None:
-        result: Any = await asyncio.to_thread(
-            subprocess.run,
-            [*_QL3, *arguments],
-            env=self._environment("operator", **extra),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        if result.returncode != 0:
-            raise RuntimeError(f"ql3 {arguments[0]} ended with {result.returncode}: {result.stderr[-3000:]}")
+        return clean
 
     def _last_words(self, name: str) -> str:
         with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ PostgreSQL stopped in the middle of everything."""
 
 QUICK_RUNS: Final = 500
 RUNS: Final = 5_000
-QUICK_S: Final = 20.0
+QUICK_S: Final = 18.0
 RUNS_PER_S: Final = 30.0
 LONG_PAUSE_S: Final = 10.0
 """A worker or host that stands still this long may miss the window in which a granted attempt may start."""

@@ -180,7 +180,8 @@ def _judge_run(
     allowed = {
         "succeeded": ("succeeded",),
         "failed": ("failed", "lost"),
-        "timed_out": ("timed_out",),
+        # Its time was over and its end was asked for; then its host died before it could tell.
+        "timed_out": ("timed_out",) if kind.timeout_ms is None else ("timed_out", "lost"),
         "cancelled": ("cancelled", "failed", "lost", "timed_out"),
     }[status]
     if last is None or last["status"] not in allowed:
