@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from services.cli.options import Data, Json, Limit, Project, Task
 from services.cli.run import Follow, Wait
+from services.cli.spec import (
+    Env,
+    Grace,
+    Labels,
+    MaxAttempts,
+    Overlap,
+    Safety,
+    SecretNames,
+    Timeout,
+    Title,
+    Workdir,
+    write_spec,
+)
 from services.cli.trigger import described
 
-task_app = typer.Typer(no_args_is_help=True, help="Tasks: create, list, show, run, enable, disable, delete.")
+task_app = typer.Typer(no_args_is_help=True, help="Tasks: create, update, list, show, run, enable, disable, delete.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A slug, unique in its project: a-z, 0-9 and dashes.")]
 
@@ -26,102 +39,113 @@ def create_command(
         list[str] | None, typer.Option("--cron", metavar="EXPR", help="When it runs; may be repeated.")
     ] = None,
     timezone: Annotated[str, typer.Option("--timezone", metavar="ZONE", help="The IANA zone of every --cron.")] = "UTC",
-    env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="K=V", help="A public variable; may be repeated.")
-    ] = None,
-    secret: Annotated[
-        list[str] | None,
-        typer.Option("--secret", metavar="[ENV=]NAME", help="A secret as variable ENV, else its NAME in capitals."),
-    ] = None,
-    timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="DURATION", help="End each attempt after 30s, 5m, 2h, …")
-    ] = None,
-    grace: Annotated[
-        str | None, typer.Option("--grace", metavar="DURATION", help="Between TERM and KILL; default 5s.")
-    ] = None,
-    max_attempts: Annotated[
-        int | None, typer.Option("--max-attempts", metavar="N", help="Automatic attempts, 1 to 16; default 1.")
-    ] = None,
-    safety: Annotated[
-        Literal["unknown", "idempotent", "deduplicated"] | None,
-        typer.Option(
-            "--safety", help="Whether it may run again when its worker was lost; default unknown: it may not."
-        ),
-    ] = None,
-    overlap: Annotated[
-        Literal["allow", "skip", "queue", "replace"] | None,
-        typer.Option("--overlap", help="When it is due while it still runs; default allow."),
-    ] = None,
+    env: Env = None,
+    secret: SecretNames = None,
+    timeout: Timeout = None,
+    grace: Grace = None,
+    max_attempts: MaxAttempts = None,
+    safety: Safety = None,
+    overlap: Overlap = None,
     needs_approval: Annotated[
         bool, typer.Option("--needs-approval", help="Each run waits until somebody approves it.")
     ] = False,
-    workdir: Annotated[
-        str | None, typer.Option("--workdir", metavar="DIR", help="The working directory on the worker.")
-    ] = None,
-    label: Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="A label; may be repeated.")] = None,
-    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="A title for people.")] = None,
+    workdir: Workdir = None,
+    label: Labels = None,
+    title: Title = None,
     disabled: Annotated[bool, typer.Option("--disabled", help="Do not let its triggers fire yet.")] = False,
     project: Project = "default",
     as_json: Json = False,
     data: Data = None,
 ) -> None:
-    """Create a task with its triggers. Options come before the name or the --; what follows -- is the command."""
-    from services.cli import output
+    """Create a task with its triggers. Options come before the --; what follows it is the command."""
     from services.cli.client import connect, in_project
-    from services.cli.options import milliseconds, pair
     from services.cli.words import say
 
-    execution: dict[str, Any] = {"command": command}
-    variables = [_public(text) for text in env or []] + [_secret(text) for text in secret or []]
-    if variables:
-        execution["environment"] = variables
-    if timeout is not None:
-        execution["timeout_ms"] = milliseconds(timeout, "--timeout")
-    if grace is not None:
-        execution["grace_ms"] = milliseconds(grace, "--grace")
-    if workdir is not None:
-        execution["working_directory"] = workdir
-    retry: dict[str, Any] = {}
-    if max_attempts is not None:
-        retry["max_attempts"] = max_attempts
-    if safety is not None:
-        retry["safety"] = safety
-    terms: dict[str, Any] = {"retry": retry} if retry else {}
-    if overlap is not None:
-        terms["overlap"] = {"policy": overlap}
-    if needs_approval:
-        terms["needs_approval"] = True
-    if label:
-        terms["labels"] = dict(pair(text, "--label") for text in label)
-    spec: dict[str, Any] = {"execution": execution}
-    if terms:
-        spec["terms"] = terms
-    if title is not None:
-        spec["title"] = title
+    spec = write_spec(
+        {},
+        command=command,
+        env=env,
+        secret=secret,
+        timeout=timeout,
+        grace=grace,
+        max_attempts=max_attempts,
+        safety=safety,
+        overlap=overlap,
+        needs_approval=needs_approval or None,
+        workdir=workdir,
+        label=label,
+        title=title,
+    )
     triggers = [{"kind": "cron", "expression": expression, "timezone": timezone} for expression in cron or []]
     body = {"name": name, "spec": spec, "triggers": triggers, "enabled": not disabled}
     with connect(data) as client:
         made = client.post(in_project(project, "/tasks"), body)
+    _told(made, as_json, say(f"Task {name} created ({made['id']}).", f"已创建任务 {name}({made['id']})。"))
+
+
+@task_app.command("update")
+def update_command(
+    task: Task,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND...", help="Another program with its arguments, after --.")
+    ] = None,
+    env: Env = None,
+    secret: SecretNames = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", metavar="NAME", help="Remove a variable; may be repeated.")
+    ] = None,
+    timeout: Timeout = None,
+    grace: Grace = None,
+    max_attempts: MaxAttempts = None,
+    safety: Safety = None,
+    overlap: Overlap = None,
+    needs_approval: Annotated[
+        bool | None, typer.Option("--needs-approval/--no-approval", help="Whether each run waits for an approval.")
+    ] = None,
+    workdir: Workdir = None,
+    label: Labels = None,
+    title: Title = None,
+    project: Project = "default",
+    as_json: Json = False,
+    data: Data = None,
+) -> None:
+    """Make a new revision of a task: what is given changes, the rest stays. What runs keeps its own revision."""
+    from services.cli.client import connect
+    from services.cli.words import say
+
+    with connect(data) as client:
+        path = _path(project, task)
+        current = client.get(path)
+        spec = write_spec(
+            current["spec"],
+            command=command,
+            env=env,
+            secret=secret,
+            unset=unset,
+            timeout=timeout,
+            grace=grace,
+            max_attempts=max_attempts,
+            safety=safety,
+            overlap=overlap,
+            needs_approval=needs_approval,
+            workdir=workdir,
+            label=label,
+            title=title,
+        )
+        made = client.put(path, {"expected_revision": current["revision"], "spec": spec})
+    revision = made["revision"]
+    _told(made, as_json, say(f"{made['name']}: revision {revision}", f"{made['name']}：版本 {revision}"))
+
+
+def _told(task: dict[str, Any], as_json: bool, sentence: str) -> None:
+    from services.cli import output
+
     if as_json:
-        output.document(made)
+        output.document(task)
         return
-    for warning in made["warnings"]:
+    for warning in task["warnings"]:
         output.note(output.clean(warning))
-    output.line(say(f"Task {made['name']} created ({made['id']}).", f"已创建任务 {made['name']}({made['id']})。"))
-
-
-def _public(text: str) -> dict[str, Any]:
-    from services.cli.options import pair
-
-    name, value = pair(text, "--env")
-    return {"name": name, "value": value}
-
-
-def _secret(text: str) -> dict[str, Any]:
-    variable, found, name = text.partition("=")
-    if not found:
-        variable, name = text.upper().replace("-", "_"), text
-    return {"name": variable, "secret": {"secret": name}}
+    output.line(sentence)
 
 
 @task_app.command("list")

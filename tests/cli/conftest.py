@@ -51,7 +51,18 @@ from schemas.runs import (
 from schemas.secrets import Secret, SecretAnswer, SecretList, SecretPage, SecretSet, VaultKey, VaultKeyRead
 from schemas.subjects import event
 from schemas.system import Done, HealthAnswer, HealthRead
-from schemas.tasks import Task, TaskAnswer, TaskCreate, TaskDelete, TaskEnable, TaskList, TaskPage, TaskRead, TaskRun
+from schemas.tasks import (
+    Task,
+    TaskAnswer,
+    TaskCreate,
+    TaskDelete,
+    TaskEnable,
+    TaskList,
+    TaskPage,
+    TaskRead,
+    TaskRun,
+    TaskUpdate,
+)
 from schemas.triggers import (
     MissedFire,
     MissedList,
@@ -177,6 +188,14 @@ class Scene:
         shown = names[start : start + message.page.limit]
         more = start + len(shown) < len(names)
         return TaskPage(items=[self.tasks[name] for name in shown], next=str(start + len(shown)) if more else None)
+
+    async def update_task(self, message: TaskUpdate, _: Caller) -> TaskAnswer:
+        task = self._task(message.task)
+        if message.expected_revision != task.revision:
+            raise Ql3Error("version_conflict", field="expected_revision")
+        task = msgspec.structs.replace(task, spec=message.spec, revision=task.revision + 1)
+        self.tasks[task.name] = task
+        return TaskAnswer(task=task)
 
     async def enable_task(self, message: TaskEnable, _: Caller) -> TaskAnswer:
         task = msgspec.structs.replace(self._task(message.task), enabled=message.enabled)
@@ -435,6 +454,7 @@ class Scene:
                 Route(endpoints.TASKS_CREATE, self.create_task),
                 Route(endpoints.TASKS_GET, self.get_task),
                 Route(endpoints.TASKS_LIST, self.list_tasks),
+                Route(endpoints.TASKS_UPDATE, self.update_task),
                 Route(endpoints.TASKS_ENABLE, self.enable_task),
                 Route(endpoints.TASKS_DELETE, self.delete_task),
                 Route(endpoints.TASKS_RUN, self.run_task),
@@ -463,12 +483,12 @@ class Scene:
             ],
         }
         for name, routes in rooms.items():
-            bus = await bus_for(name)
+            bus = await bus_for(name, streams=False)
             await bus.serve(name, "1.0.0", [*routes, Route(endpoints.HEALTH[name], _healthy(name))])
             await bus.flush()
             if name == "dispatcher":
                 self.bus = bus
-        bus = await bus_for("worker", worker=WORKER)
+        bus = await bus_for("worker", worker=WORKER, streams=False)
         await bus.serve("worker", "1.0.0", [Route(log_read, self.read_log), Route(log_follow, self.follow_log)])
         await bus.flush()
 

@@ -48,6 +48,29 @@ async def test_a_task_is_created_as_it_was_written(ql3: Command) -> None:
     ]
 
 
+async def test_an_update_changes_what_is_given_and_keeps_the_rest(ql3: Command) -> None:
+    await ql3(
+        "task", "create", "x", "--env", "A=1", "--env", "B=2", "--secret", "C=old", "--timeout", "5s",
+        "--max-attempts", "3", "--needs-approval", "--label", "team=ops", "--", "true", "-v",
+    )  # fmt: skip
+    ended = await ql3(
+        "task", "update", "x", "--env", "A=9", "--unset", "B", "--secret", "C=new", "--safety", "idempotent",
+        "--no-approval", "--label", "tier=1",
+    )  # fmt: skip
+    assert (ended.code, ended.out) == (0, "x: revision 2\n")
+    spec = ql3.scene.tasks["x"].spec
+    assert [(v.name, v.value, v.secret and v.secret.secret) for v in spec.execution.environment] == [
+        ("A", "9", None),
+        ("C", None, "new"),
+    ]
+    assert (spec.execution.command, spec.execution.timeout_ms) == (["true", "-v"], 5_000)
+    assert (spec.terms.retry.max_attempts, spec.terms.retry.safety) == (3, "idempotent")
+    assert (spec.terms.needs_approval, spec.terms.labels) == (False, {"team": "ops", "tier": "1"})
+    again = await ql3("task", "update", "x", "--json", "--", "false")
+    assert (again.json["revision"], again.json["spec"]["execution"]["command"]) == (3, ["false"])
+    assert (await ql3("task", "update", "nothing", "--title", "t")).code == 2
+
+
 async def test_tasks_are_listed_shown_switched_and_deleted_by_name_or_id(ql3: Command) -> None:
     await created(ql3, "b")
     await created(ql3, "a")

@@ -1,0 +1,95 @@
+"""What the options of `task create` and `task update` say about a task, written into its spec."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from services.cli.options import milliseconds, pair
+
+Env = Annotated[list[str] | None, typer.Option("--env", metavar="K=V", help="A public variable; may be repeated.")]
+SecretNames = Annotated[
+    list[str] | None,
+    typer.Option("--secret", metavar="[ENV=]NAME", help="A secret as variable ENV, else its NAME in capitals."),
+]
+Timeout = Annotated[
+    str | None, typer.Option("--timeout", metavar="DURATION", help="End each attempt after 30s, 5m, 2h, …")
+]
+Grace = Annotated[str | None, typer.Option("--grace", metavar="DURATION", help="Between TERM and KILL; default 5s.")]
+MaxAttempts = Annotated[
+    int | None, typer.Option("--max-attempts", metavar="N", help="Automatic attempts, 1 to 16; default 1.")
+]
+Safety = Annotated[
+    Literal["unknown", "idempotent", "deduplicated"] | None,
+    typer.Option("--safety", help="May it run again when its worker was lost? unknown (default) says no."),
+]
+Overlap = Annotated[
+    Literal["allow", "skip", "queue", "replace"] | None,
+    typer.Option("--overlap", help="When it is due while it still runs; default allow."),
+]
+Workdir = Annotated[str | None, typer.Option("--workdir", metavar="DIR", help="The working directory on the worker.")]
+Labels = Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="A label; may be repeated.")]
+Title = Annotated[str | None, typer.Option("--title", metavar="TEXT", help="A title for people.")]
+
+
+def write_spec(
+    spec: dict[str, Any],
+    *,
+    command: list[str] | None = None,
+    env: list[str] | None = None,
+    secret: list[str] | None = None,
+    unset: list[str] | None = None,
+    timeout: str | None = None,
+    grace: str | None = None,
+    max_attempts: int | None = None,
+    safety: str | None = None,
+    overlap: str | None = None,
+    needs_approval: bool | None = None,
+    workdir: str | None = None,
+    label: list[str] | None = None,
+    title: str | None = None,
+) -> dict[str, Any]:
+    """The spec with what was given; what was not given stays as it is. Raises `invalid`, naming the option."""
+    execution: dict[str, Any] = dict(spec.get("execution", {}))
+    _set(execution, "command", command)
+    _set(execution, "timeout_ms", None if timeout is None else milliseconds(timeout, "--timeout"))
+    _set(execution, "grace_ms", None if grace is None else milliseconds(grace, "--grace"))
+    _set(execution, "working_directory", workdir)
+    variables: dict[str, Any] = {variable["name"]: variable for variable in execution.get("environment", [])}
+    for name in unset or []:
+        variables.pop(name, None)
+    for variable in [*map(_public, env or []), *map(_secret, secret or [])]:
+        variables[variable["name"]] = variable
+    if variables or "environment" in execution:
+        execution["environment"] = list(variables.values())
+    terms: dict[str, Any] = dict(spec.get("terms", {}))
+    retry: dict[str, Any] = dict(terms.get("retry", {}))
+    _set(retry, "max_attempts", max_attempts)
+    _set(retry, "safety", safety)
+    _set(terms, "retry", retry or None)
+    _set(terms, "overlap", None if overlap is None else {**terms.get("overlap", {}), "policy": overlap})
+    _set(terms, "needs_approval", needs_approval)
+    if label:
+        terms["labels"] = {**terms.get("labels", {}), **dict(pair(text, "--label") for text in label)}
+    written = {**spec, "execution": execution}
+    _set(written, "terms", terms or None)
+    _set(written, "title", title)
+    return written
+
+
+def _set(where: dict[str, Any], name: str, value: Any) -> None:
+    if value is not None:
+        where[name] = value
+
+
+def _public(text: str) -> dict[str, Any]:
+    name, value = pair(text, "--env")
+    return {"name": name, "value": value}
+
+
+def _secret(text: str) -> dict[str, Any]:
+    variable, found, name = text.partition("=")
+    if not found:
+        variable, name = text.upper().replace("-", "_"), text
+    return {"name": variable, "secret": {"secret": name}}
