@@ -69,7 +69,8 @@ def service_permissions(service: str) -> dict[str, Any]:
 def worker_permissions(worker: str) -> dict[str, Any]:
     """A worker speaks only on subjects that end in its own id, and hears only what is for it.
 
-    Live log chunks are the one exception (`ql3.log.<project>.<run>.<attempt>`): they are shown and never kept.
+    Live log chunks are one exception (`ql3.log.<project>.<run>.<attempt>`): they are shown and never kept. The other is
+    the answer to retention that a copy was dropped: a false one costs disk space at a worker and nothing else.
     """
     if not is_slug(worker):
         raise ValueError("a worker's id is a slug")
@@ -81,11 +82,11 @@ def worker_permissions(worker: str) -> dict[str, Any]:
         f"ql3.cmd.dispatcher.report.{worker}",
         "ql3.log.*.*.*",
         "ql3.dead.worker.*",
+        "ql3.ack.retention",
         *_consume(WORKERS.name, worker, f"ql3.worker.{worker}.>"),
     ]
-    return _permissions(
-        [*publish, f"_INBOX_{user}.>"], [f"_INBOX_{user}.>", f"ql3.rpc.worker.{worker}.>", *_micro("worker")]
-    )
+    subscribe = [f"_INBOX_{user}.>", f"ql3.rpc.worker.{worker}.>", f"ql3.ack.{worker}", *_micro("worker")]
+    return _permissions([*publish, f"_INBOX_{user}.>"], subscribe)
 
 
 def operator_permissions() -> dict[str, Any]:

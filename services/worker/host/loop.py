@@ -78,6 +78,8 @@ class Host:
         me = Identity(self._boot_id, os.getpid(), stat.start_ticks if stat else 0)
         rows = [self._row(attempt) for attempt in self.attempts.values()]
         rows += [{"attempt": item["attempt"], "state": "queued"} for item in self._queue]
+        rows += [{"attempt": attempt, "state": "ended"} for attempt in self.unacked]
+        rows += [{"attempt": attempt, "state": "refused"} for attempt in self.refused]
         self.retiring = False
         return {"op": "hello", "host": me._asdict(), "attempts": rows}
 

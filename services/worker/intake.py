@@ -1,0 +1,245 @@
+"""From offers to processes: journal a batch, pass the start barrier with one request, hand the grants to the host.
+
+Nothing is started twice: what the journal held when this process began is never handed to the host again (`reconcile`
+decides about it), and what this process handed over once is not handed over again either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import structlog
+
+from schemas import limits
+from schemas.errors import Ql3Error
+from schemas.tasks import ExecutionRevision
+from schemas.workers import (
+    OfferAttempts,
+    OfferItem,
+    SessionFence,
+    StartAnswer,
+    StartAttempts,
+    StartGrant,
+    StartItem,
+)
+from services.kit.clock import Clock
+from services.kit.database import Database
+from services.kit.loops import Loop
+from services.worker import store
+from services.worker.attempt import Held, hold
+from services.worker.command import Builder, Prepared, Refused
+from services.worker.store import OfferRow
+
+ASK_FOR_S: Final = 30.0
+"""A barrier that did not answer for so long has let the lease run out: the attempt is given back."""
+NS_PER_MS: Final = 1_000_000
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.worker")
+
+
+class Intake:
+    """The way of an attempt into this worker."""
+
+    def __init__(
+        self,
+        *,
+        key: bytes,
+        clock: Clock,
+        database: Database,
+        builder: Builder,
+        held: dict[str, Held],
+        fence: Callable[[], SessionFence | None],
+        host: Callable[[], str],
+        ask: Callable[[StartAttempts], Awaitable[StartAnswer]],
+        secrets: Callable[[Held, Prepared, int], Awaitable[dict[str, str]]],
+        spawn: Callable[[list[dict[str, Any]]], None],
+        not_started: Callable[[Held, str, str], Awaitable[None]],
+        make_directory: Callable[[str], None],
+        room: Callable[[int], bool],
+    ) -> None:
+        self._key = key
+        self._clock = clock
+        self._database = database
+        self._builder = builder
+        self._held = held
+        self._fence = fence
+        self._host = host
+        self._ask = ask
+        self._secrets = secrets
+        self._spawn = spawn
+        self._not_started = not_started
+        self._make_directory = make_directory
+        self._room = room
+        self._waiting: dict[str, Held] = {}
+        self._directories: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._digests: dict[int, tuple[ExecutionRevision, str]] = {}
+        self.loop = Loop("worker.barrier", self._step, every_s=1.0)
+
+    async def take(self, messages: list[OfferAttempts]) -> None:
+        """Journal offers of this session; older ones are let go, their leases are not this session's."""
+        fence = self._fence()
+        if fence is None:
+            return
+        now_ms, now_s, host = self._clock.now_ms(), time.monotonic(), self._host()
+        rows: list[OfferRow] = []
+        fresh: list[Held] = []
+        for message in messages:
+            if message.fence != fence:
+                continue
+            revisions = {revision.digest: revision for revision in message.revisions}
+            for offer in message.offers:
+                revision = revisions.get(offer.revision)
+                known = self._held.get(offer.attempt_id)
+                if revision is None or not self._wanted(known, offer):
+                    continue
+                one = hold(self._key, offer, revision, host, now_s)
+                fresh.append(one)
+                rows.append(_row(one, now_ms))
+        if not fresh:
+            return
+        await self._database.transact(lambda tx: store.accept(tx, rows))
+        for one in fresh:
+            self._held[one.attempt_id] = one
+            self._waiting[one.attempt_id] = one
+        self.loop.ring()
+
+    def withdraw(self, attempt_id: str) -> Held | None:
+        """Take back one that was not handed to the host; None if it was, or is not here."""
+        return self._waiting.pop(attempt_id, None)
+
+    def _wanted(self, known: Held | None, offer: OfferItem) -> bool:
+        # A repeated offer is known; one with a higher generation comes only if the older never passed the barrier.
+        if known is None:
+            return len(self._held) < store.MAX_JOURNAL
+        return known.state == "accepted" and known.lease_generation < offer.lease_generation
+
+    async def _step(self) -> bool | float | None:
+        fence = self._fence()
+        if fence is None or not self._waiting:
+            return None
+        now_ms = self._clock.now_ms()
+        ready: list[Held] = []
+        wait_ms = 60_000
+        for one in self._waiting.values():
+            not_before = one.offer.not_before_ms if one.offer else None
+            if not_before is not None and not_before > now_ms:
+                wait_ms = min(wait_ms, not_before - now_ms)
+            elif len(ready) < limits.BATCH_ITEMS:
+                ready.append(one)
+        if not ready:
+            return wait_ms / 1000
+        asked_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        for one in ready:
+            one.asked = True
+        try:
+            answer = await self._ask(StartAttempts(fence=fence, attempts=[_start_item(one) for one in ready]))
+        except Ql3Error:
+            await self._give_up(ready)
+            raise
+        await self._start(ready, answer, asked_ns)
+        return True if self._waiting else None
+
+    async def _start(self, ready: list[Held], answer: StartAnswer, asked_ns: int) -> None:
+        grants = {grant.attempt_id: grant for grant in answer.grants}
+        refused = {refusal.attempt_id for refusal in answer.refused}
+        items: list[dict[str, Any]] = []
+        dropped: list[Held] = []
+        for one in ready:
+            if self._waiting.get(one.attempt_id) is not one:
+                continue  # withdrawn, or offered anew, meanwhile
+            grant = grants.get(one.attempt_id)
+            if grant is None:
+                if one.attempt_id in refused:
+                    del self._waiting[one.attempt_id]
+                    dropped.append(one)
+                continue
+            del self._waiting[one.attempt_id]
+            item = await self._item(one, grant, asked_ns)
+            if item is not None:
+                items.append(item)
+        if items:
+            self._spawn(items)
+        if dropped:
+            # Somebody else holds them now, or nobody wants them: there is nothing to tell.
+            for one in dropped:
+                if self._held.get(one.attempt_id) is one:
+                    del self._held[one.attempt_id]
+            gone = [(one.attempt_id, one.lease_generation) for one in dropped]
+            await self._database.transact(lambda tx: store.settle(tx, gone))
+
+    async def _item(self, one: Held, grant: StartGrant, asked_ns: int) -> dict[str, Any] | None:
+        """What the host is asked to start; None when it is started later or not at all."""
+        offer, revision = one.offer, one.revision
+        assert offer is not None
+        assert revision is not None
+        one.state = "launching"
+        not_after_ns = asked_ns + grant.start_within_ms * NS_PER_MS
+        try:
+            prepared = self._builder.prepare(offer.revision, revision)
+            if not self._room(revision.execution.log_quota_bytes):
+                raise Refused("disk_full", "There is too little room on the worker's disk.")
+            if one.project not in self._directories:
+                self._make_directory(one.project)
+                self._directories.add(one.project)
+            if prepared.secrets:
+                task = asyncio.create_task(self._with_secrets(one, prepared, grant, not_after_ns))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                return None
+            item = self._builder.item(one, prepared, offer, not_after_ns=not_after_ns, timeout_ms=grant.timeout_ms)
+        except (Refused, OSError) as error:
+            code, summary = _why(error)
+            await self._not_started(one, code, summary)
+            return None
+        one.offer = one.revision = None
+        return item
+
+    async def _with_secrets(self, one: Held, prepared: Prepared, grant: StartGrant, not_after_ns: int) -> None:
+        """The slower way: values come from the vault, or the attempt is not started."""
+        offer = one.offer
+        assert offer is not None
+        try:
+            values = await self._secrets(one, prepared, not_after_ns)
+            if one.stop_reason is not None:
+                raise Refused("stopped", "It was stopped before it started.")
+            item = self._builder.item(
+                one, prepared, offer, not_after_ns=not_after_ns, timeout_ms=grant.timeout_ms, secrets=values
+            )
+            one.offer = one.revision = None
+            self._spawn([item])
+        except Exception as error:  # whatever it is, an attempt that was granted must not be left open
+            if not isinstance(error, Refused | Ql3Error):
+                log.exception("an attempt could not be prepared")
+            code, summary = _why(error)
+            await self._not_started(one, code, summary)
+
+    async def _give_up(self, ready: Sequence[Held]) -> None:
+        now_s = time.monotonic()
+        for one in ready:
+            if now_s - one.accepted_s > ASK_FOR_S and self._waiting.pop(one.attempt_id, None) is one:
+                await self._not_started(one, "start_window_passed", "The start was not granted in time.")
+
+
+def _why(error: Exception) -> tuple[str, str]:
+    if isinstance(error, Refused):
+        return error.code, error.summary
+    if isinstance(error, Ql3Error):
+        return "context_unavailable", "The run's secrets were not delivered in time."
+    return "executor_start_failed", "The worker could not prepare the start."
+
+
+def _row(one: Held, now_ms: int) -> OfferRow:
+    return OfferRow(one.attempt_id, one.offer_id, one.run_id, one.project, one.lease_generation, one.host, now_ms)
+
+
+def _start_item(one: Held) -> StartItem:
+    return StartItem(
+        attempt_id=one.attempt_id,
+        offer_id=one.offer_id,
+        lease_generation=one.lease_generation,
+        token_digest=one.digest,
+    )

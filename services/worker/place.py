@@ -1,0 +1,137 @@
+"""What this machine is: directories of the worker, its key, what it can do, how much room it has."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from schemas.errors import Ql3Error
+from schemas.workers import Capabilities
+from services.kit.config import Config
+from services.worker.command import Place
+
+KEY_BYTES: Final = 32
+INHERITED: Final = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ")
+"""The only variables that a process gets from the worker's own environment."""
+_RUNTIMES: Final = {
+    "python": ("python3", "--version"),
+    "node": ("node", "--version"),
+    "bash": ("bash", "--version"),
+    "uv": ("uv", "--version"),
+}
+
+
+class Directories:
+    """The worker's directories under the data folder, all 0700: host, logs, work; and its lock."""
+
+    def __init__(self, data: Path) -> None:
+        self.root = data.absolute() / "worker"
+        self.host = self.root / "host"
+        self.logs = self.root / "logs"
+        self.work = data.absolute() / "work"
+        self._lock = -1
+
+    def own(self) -> None:
+        """Make them, and be their only owner until `release` or the end of the process. Raises `setup_invalid`."""
+        for path in (self.root, self.host, self.logs, self.work):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if path.is_symlink():
+                raise Ql3Error("setup_invalid", "A directory of the worker is a symbolic link.", field="QL3_DATA")
+            path.chmod(0o700)
+        self._lock = os.open(self.root / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise Ql3Error("setup_invalid", "Another worker uses this data folder.", field="QL3_DATA") from None
+
+    def release(self) -> None:
+        """Let another worker have them."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def project(self, name: str) -> None:
+        """Make a project's working directory."""
+        with contextlib.suppress(FileExistsError):
+            (self.work / name).mkdir(mode=0o700)
+
+
+def load_key(path: Path) -> bytes:
+    """The worker's own 32 bytes, made once, mode 0600. Raises `setup_invalid` when the file is not what it must be."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        _make_key(path)
+        fd = os.open(path, flags)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        key = file.read(KEY_BYTES + 1)
+    if status.st_mode & 0o77 or status.st_uid != os.geteuid() or len(key) != KEY_BYTES:
+        raise Ql3Error("setup_invalid", "The worker's key file must be ours, 32 bytes, mode 0600.", field="worker.key")
+    return key
+
+
+def _make_key(path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(16)}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(secrets.token_bytes(KEY_BYTES))
+        file.flush()
+        os.fsync(fd)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path, follow_symlinks=False)
+    finally:
+        temporary.unlink()
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def describe(directories: Directories) -> Place:
+    """What every process gets from this machine."""
+    environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    environment.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    environment.setdefault("LANG", "C.UTF-8")
+    return Place(environment, str(directories.work))
+
+
+def look(config: Config) -> Capabilities:
+    """What a task may ask of this machine. Blocking: runs each runtime's version command once."""
+    return Capabilities(
+        architecture=platform.machine(),
+        system=platform.system().lower(),
+        cpu_cores=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        executors=("local_process",),
+        runtimes={name: version for name, command in _RUNTIMES.items() if (version := _version(*command))},
+        labels=dict(config.worker_labels),
+        pool=config.worker_pool,
+        features=["umask", "nice", "rlimits"],
+    )
+
+
+def _version(program: str, flag: str) -> str | None:
+    path = shutil.which(program)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run([path, flag], capture_output=True, timeout=5, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    for word in done.stdout.decode("utf-8", "replace").split():
+        version = word.lstrip("v")
+        if version[:1].isdigit():
+            return version[:64]
+    return "unknown"
