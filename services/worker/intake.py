@@ -56,7 +56,8 @@ class Intake:
         ask: Callable[[StartAttempts], Awaitable[StartAnswer]],
         secrets: Callable[[Held, Prepared, int], Awaitable[dict[str, str]]],
         spawn: Callable[[list[dict[str, Any]]], None],
-        not_started: Callable[[Held, str, str], Awaitable[None]],
+        not_started: Callable[[Held, str, str], None],
+        forget: Callable[[Held], None],
         make_directory: Callable[[str], None],
         room: Callable[[int], bool],
     ) -> None:
@@ -71,6 +72,7 @@ class Intake:
         self._secrets = secrets
         self._spawn = spawn
         self._not_started = not_started
+        self._forget = forget
         self._make_directory = make_directory
         self._room = room
         self._waiting: dict[str, Held] = {}
@@ -138,7 +140,7 @@ class Intake:
         try:
             answer = await self._ask(StartAttempts(fence=fence, attempts=[_start_item(one) for one in ready]))
         except Ql3Error:
-            await self._give_up(ready)
+            self._give_up(ready)
             raise
         await self._start(ready, answer, asked_ns)
         return True if self._waiting else None
@@ -147,15 +149,15 @@ class Intake:
         grants = {grant.attempt_id: grant for grant in answer.grants}
         refused = {refusal.attempt_id for refusal in answer.refused}
         items: list[dict[str, Any]] = []
-        dropped: list[Held] = []
         for one in ready:
             if self._waiting.get(one.attempt_id) is not one:
                 continue  # withdrawn, or offered anew, meanwhile
             grant = grants.get(one.attempt_id)
             if grant is None:
                 if one.attempt_id in refused:
+                    # Somebody else holds it now, or nobody wants it: there is nothing to tell.
                     del self._waiting[one.attempt_id]
-                    dropped.append(one)
+                    self._forget(one)
                 continue
             del self._waiting[one.attempt_id]
             item = await self._item(one, grant, asked_ns)
@@ -163,13 +165,6 @@ class Intake:
                 items.append(item)
         if items:
             self._spawn(items)
-        if dropped:
-            # Somebody else holds them now, or nobody wants them: there is nothing to tell.
-            for one in dropped:
-                if self._held.get(one.attempt_id) is one:
-                    del self._held[one.attempt_id]
-            gone = [(one.attempt_id, one.lease_generation) for one in dropped]
-            await self._database.transact(lambda tx: store.settle(tx, gone))
 
     async def _item(self, one: Held, grant: StartGrant, asked_ns: int) -> dict[str, Any] | None:
         """What the host is asked to start; None when it is started later or not at all."""
@@ -193,7 +188,7 @@ class Intake:
             item = self._builder.item(one, prepared, offer, not_after_ns=not_after_ns, timeout_ms=grant.timeout_ms)
         except (Refused, OSError) as error:
             code, summary = _why(error)
-            await self._not_started(one, code, summary)
+            self._not_started(one, code, summary)
             return None
         one.offer = one.revision = None
         return item
@@ -215,13 +210,13 @@ class Intake:
             if not isinstance(error, Refused | Ql3Error):
                 log.exception("an attempt could not be prepared")
             code, summary = _why(error)
-            await self._not_started(one, code, summary)
+            self._not_started(one, code, summary)
 
-    async def _give_up(self, ready: Sequence[Held]) -> None:
+    def _give_up(self, ready: Sequence[Held]) -> None:
         now_s = time.monotonic()
         for one in ready:
             if now_s - one.accepted_s > ASK_FOR_S and self._waiting.pop(one.attempt_id, None) is one:
-                await self._not_started(one, "start_window_passed", "The start was not granted in time.")
+                self._not_started(one, "start_window_passed", "The start was not granted in time.")
 
 
 def _why(error: Exception) -> tuple[str, str]:

@@ -138,6 +138,7 @@ class WorkerService:
                 secrets=self._open_secrets,
                 spawn=lambda items: self._host.send({"op": "spawn", "items": items}),
                 not_started=self._not_started,
+                forget=self._forget,
                 make_directory=self._directories.project,
                 room=self._has_room,
             )
@@ -283,7 +284,7 @@ class WorkerService:
                 self._forget(held)
         for held in list(self._held.values()):
             if held.state == "accepted" and held.offer is None and not held.in_doubt:
-                await self._not_started(held, "not_started", "The worker was restarted before the start.")
+                self._not_started(held, "not_started", "The worker was restarted before the start.")
         self._reports.again()
 
     def _lose_session(self) -> None:
@@ -464,7 +465,7 @@ class WorkerService:
         self._to_keep.append((held, body))
         self._ends.ring()
 
-    async def _not_started(self, held: Held, code: str, summary: str) -> None:
+    def _not_started(self, held: Held, code: str, summary: str) -> None:
         self._end_here(held, rules.end_of(held.stop_reason, code, kind="not_started", summary=summary))
 
     # -- ends

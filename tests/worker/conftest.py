@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from services.worker.host import wire
+from services.worker.host.identity import read_stat
 from services.worker.launch import start_host
 
 KEY = bytes(range(32))
@@ -85,6 +86,12 @@ class Client:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    stat = read_stat(pid)
+    return stat is not None and stat.state not in "ZX"
 
 
 def heard_from(path: Path) -> str:

@@ -13,7 +13,7 @@ import pytest
 from services.worker.host.identity import Identity, boot_id, inspect, read_stat
 from services.worker.host.spawn import tag_of
 from services.worker.host.tree import inherited_tag
-from tests.worker.conftest import Box, Client, heard_from
+from tests.worker.conftest import Box, Client, alive, heard_from
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 
@@ -33,11 +33,6 @@ signal.pause()
 ' &
 wait
 """
-
-
-def alive(pid: int) -> bool:
-    stat = read_stat(pid)
-    return stat is not None and stat.state not in "ZX"
 
 
 def fifo(box: Box, name: str = "fifo") -> Path:

@@ -1,0 +1,477 @@
+"""The worker over a real bus, with a real process host and journal; a test plays the dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from schemas import subjects
+from schemas.endpoints import LOG_FOLLOW, LOG_READ
+from schemas.errors import Ql3Error
+from schemas.tasks import Variable
+from schemas.workers import LogChunk, LogFollow, LogRead, RetireArtifacts, RetireItem
+from services.kit.artifact_store import artifact_path
+from services.kit.bus import Delivery
+from services.kit.clock import WallClock
+from services.kit.config import Config
+from services.kit.database import DatabaseConfig, open_database
+from services.kit.migrations import migrate
+from services.worker.host import wire
+from services.worker.service import WorkerService
+from tests.fixtures_nats import WORKER, BusFactory, Heard
+from tests.worker.conftest import Client, alive
+from tests.worker.ledger import Ledger, make_revision
+
+Starter = Callable[..., Awaitable[WorkerService]]
+
+
+@pytest_asyncio.fixture
+async def ledger(bus_for: BusFactory) -> Ledger:
+    ledger = Ledger(await bus_for("dispatcher"))
+    await ledger.start()
+    return ledger
+
+
+class Worker:
+    """One worker's data folder and its lives."""
+
+    def __init__(self, data: Path, bus_for: BusFactory) -> None:
+        self.data = data
+        self._bus_for = bus_for
+        self.service: WorkerService | None = None
+        self._database: Any = None
+
+    async def start(self, **settings: Any) -> WorkerService:
+        config = Config(data=self.data, worker_id=WORKER, worker_slots=64, worker_min_free=0, **settings)
+        where = DatabaseConfig(url=f"sqlite:{self.data / 'worker'}")
+        await migrate(where, "worker")
+        self._database = await open_database(where, "worker")
+        bus = await self._bus_for("worker", worker=WORKER)
+        self.service = WorkerService(config=config, database=self._database, bus=bus, clock=WallClock())
+        await self.service.start()
+        return self.service
+
+    async def crash(self) -> None:
+        """End this life without a word, as far as one process can: nothing is drained, told or retired."""
+        service = self.service
+        assert service is not None
+        for loop in (service._session, service._reports.loop, service._settling, service._ends, service._logs.live):
+            await loop.stop()
+        await service._logs.publishing.stop()
+        assert service._intake is not None
+        await service._intake.loop.stop()
+        await service._bus.stop()
+        await service._host.stop(retire=False)
+        service._directories.release()
+        await self._database.close()
+        self.service = None
+
+    async def stop(self) -> None:
+        if self.service is not None:
+            service, self.service = self.service, None
+            service._stop_runs = True
+            await service.stop()
+            await self._database.close()
+        self.end_host()
+
+    def host(self) -> Client:
+        return Client(self.data / "worker" / "host")
+
+    def host_pid(self) -> int:
+        return int((self.data / "worker" / "host" / "host.lock").read_text())
+
+    def end_host(self) -> None:
+        try:
+            client = self.host()
+        except OSError:
+            return
+        rows = [row["attempt"] for row in client.hello["attempts"]]
+        client.send({"op": "kill", "items": [{"attempt": a, "reason": "user", "grace_ms": 0} for a in rows]})
+        client.send({"op": "retire"})
+        with contextlib.suppress(EOFError):
+            while True:
+                assert client.read(30), "the host did not end"
+        client.close()
+
+    def journal(self) -> list[str]:
+        import sqlite3
+
+        path = self.data / "worker" / "worker.sqlite3"
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        try:
+            return [row[0] for row in connection.execute("SELECT attempt_id FROM execution_offers")]
+        finally:
+            connection.close()
+
+
+@pytest_asyncio.fixture
+async def worker(tmp_path: Path, bus_for: BusFactory) -> AsyncIterator[Worker]:
+    worker = Worker(tmp_path / "data", bus_for)
+    yield worker
+    await worker.stop()
+
+
+async def settled(worker: Worker) -> None:
+    """Until the worker holds nothing and its journal is empty."""
+    assert worker.service is not None
+    async with asyncio.timeout(30):
+        await worker.service._nothing_held()
+        while worker.journal():
+            await worker.service._settle()
+            await asyncio.sleep(0)  # its own loop may be at it already
+
+
+async def test_a_run_is_journaled_started_told_and_settled(worker: Worker, ledger: Ledger) -> None:
+    service = await worker.start()
+    attempt = await ledger.offer("sh", "-c", "echo hello; exit 3")
+    body = await ledger.end(attempt)
+    assert (body.kind, body.exit_code, body.signal, body.stopped_for) == ("ended", 3, None, None)
+    assert body.log is not None
+    assert (body.log.artifact_id, body.log.size, body.log.produced, body.log.truncated) == (attempt, 6, 6, False)
+    assert body.started_at_ms is not None
+    assert body.finished_at_ms is not None
+    assert service.health() == []
+    await settled(worker)
+    assert ledger.starts == [attempt]
+    (registration,) = ledger.registrations
+    assert registration.capabilities.cpu_cores >= 1
+    assert "python" in registration.capabilities.runtimes
+
+
+async def test_a_short_run_is_told_in_one_report_and_a_long_one_in_two(worker: Worker, ledger: Ledger) -> None:
+    await worker.start()
+    gate = worker.data / "gate"
+    os.mkfifo(gate)
+    long, short = await ledger.offer_many([("cat", str(gate)), ("/bin/true",)])
+    await ledger.end(short)
+    started = await ledger.running(long)
+    assert started.pid is not None
+    assert not ledger.told(short, "started")
+    gate.write_bytes(b"x")
+    assert (await ledger.end(long)).exit_code == 0
+
+
+async def test_the_environment_says_what_runs(worker: Worker, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEAKED", "never")
+    await worker.start()
+    revision = make_revision(
+        "/usr/bin/env",
+        "-0",
+        project="home",
+        environment=[Variable(name="COLOUR", value="grün"), Variable(name="QL3_RUN_ID", value="forged")],
+    )
+    attempt = await ledger.offer(revision=revision, inputs={"n": 1}, scheduled_for_ms=5)
+    await ledger.end(attempt)
+    text = (worker.data / "worker" / "logs" / f"{attempt}.log").read_bytes().decode()
+    environment = dict(line.split("=", 1) for line in text.split("\0") if line)
+    item = ledger.item(attempt)
+    assert environment["QL3_RUN_ID"] == item.run_id
+    assert environment["QL3_ATTEMPT_ID"] == attempt
+    assert environment["QL3_PROJECT"] == "home"
+    assert environment["QL3_TASK"] == "task"
+    assert environment["QL3_INPUTS"] == '{"n":1}'
+    assert environment["QL3_SCHEDULED_FOR_MS"] == "5"
+    assert environment["COLOUR"] == "grün"
+    assert "LEAKED" not in environment
+    where = await ledger.offer("pwd")
+    await ledger.end(where)
+    assert (worker.data / "worker" / "logs" / f"{where}.log").read_text().strip() == str(worker.data / "work/default")
+
+
+async def test_what_cannot_start_is_told_with_a_code(worker: Worker, ledger: Ledger) -> None:
+    await worker.start()
+    missing = await ledger.offer("no-such-program")
+    body = await ledger.end(missing)
+    assert (body.kind, body.error_code, body.exit_code) == ("start_failed", "command_not_found", None)
+    ledger.start_within_ms = -1
+    late = await ledger.offer("/bin/true")
+    body = await ledger.end(late)
+    assert (body.kind, body.error_code) == ("not_started", "start_window_passed")
+    await settled(worker)
+
+
+async def test_a_refused_start_is_dropped_without_a_word(worker: Worker, ledger: Ledger) -> None:
+    await worker.start()
+    ledger.granting = False
+    attempt = await ledger.offer("/bin/true")
+    await ledger.until(lambda: attempt in ledger.starts)
+    ledger.refused.add(attempt)
+    ledger.granting = True
+    await settled(worker)
+    assert not ledger.told(attempt)
+
+
+async def test_a_repeated_offer_starts_nothing_again(worker: Worker, ledger: Ledger) -> None:
+    await worker.start()
+    mark = worker.data / "mark"
+    attempt = await ledger.offer("sh", "-c", f"echo x >> {mark}; exec sleep 1000")
+    await ledger.offer_again(attempt)
+    await ledger.running(attempt)
+    await ledger.offer_again(attempt, lease_generation=2)
+    other = await ledger.offer("/bin/true")
+    await ledger.end(other)
+    assert mark.read_text() == "x\n"
+    assert ledger.starts.count(attempt) == 1
+
+
+async def test_a_cancel_ends_the_tree_and_its_end_says_why(worker: Worker, ledger: Ledger) -> None:
+    await worker.start()
+    gate = worker.data / "gate"
+    os.mkfifo(gate)
+    attempt = await ledger.offer("sh", "-c", f"trap '' TERM; (setsid sleep 1000 &) ; cat {gate}")
+    await ledger.running(attempt)
+    await ledger.cancel(attempt, "policy", grace_ms=100)
+    body = await ledger.end(attempt)
+    assert (body.kind, body.signal, body.stopped_for) == ("ended", 9, "policy")
+
+
+async def test_a_cancel_before_the_barrier_answers_starts_nothing(worker: Worker, ledger: Ledger) -> None:
+    await worker.start()
+    ledger.granting = False
+    attempt = await ledger.offer("/bin/true")
+    await ledger.until(lambda: attempt in ledger.starts)
+    await ledger.cancel(attempt)
+    body = await ledger.end(attempt)
+    assert (body.kind, body.stopped_for) == ("not_started", "user")
+
+
+async def test_a_beat_carries_every_attempt_and_its_answer_stops_what_is_refused(
+    worker: Worker, ledger: Ledger
+) -> None:
+    service = await worker.start()
+    attempts = await ledger.offer_many([("sleep", "1000")] * 2)
+    for attempt in attempts:
+        await ledger.running(attempt)
+    service._session.ring()
+    await ledger.until(lambda: any({i.attempt_id for i in b.attempts} == set(attempts) for b in ledger.beats))
+    ledger.beat_refused = [attempts[0]]
+    service._session.ring()
+    assert (await ledger.end(attempts[0])).stopped_for == "reconcile"
+    assert not ledger.told(attempts[1], "ended")
+
+
+async def test_reports_are_sent_again_until_they_are_acknowledged(worker: Worker, ledger: Ledger) -> None:
+    service = await worker.start()
+    ledger.acking = False
+    attempt = await ledger.offer("/bin/true")
+    await ledger.end(attempt)
+    assert worker.journal() == [attempt]
+    ledger.acking = True
+    await settled(worker)
+    assert service._reports.outstanding == 0
+
+
+async def test_a_log_is_read_followed_published_and_retired(
+    worker: Worker, ledger: Ledger, bus_for: BusFactory
+) -> None:
+    service = await worker.start()
+    gateway = await bus_for("gateway")
+    gate = worker.data / "gate"
+    os.mkfifo(gate)
+    attempt = await ledger.offer("sh", "-c", f"printf before; cat {gate}; printf after")
+    await ledger.running(attempt)
+    item = ledger.item(attempt)
+    heard = Heard()
+
+    async def hear(delivery: Delivery) -> None:
+        await heard.add(delivery.decode(LogChunk))
+
+    await gateway.subscribe(subjects.live_log(item.project, item.run_id, attempt), hear)
+    await gateway.flush()
+    follow = LogFollow(attempt_id=attempt, project=item.project, run_id=item.run_id)
+    await gateway.request(LOG_FOLLOW.bound(WORKER), follow)
+    piece = await gateway.request(LOG_READ.bound(WORKER), LogRead(attempt_id=attempt, offset=0))
+    assert (piece.data, piece.total, piece.ended) == (b"before", 6, False)
+    gate.write_bytes(b" \x00\xff " * 20_000)
+    body = await ledger.end(attempt)
+    await heard.until(lambda items: any(chunk.ended for chunk in items))  # type: ignore[attr-defined]
+    chunks: list[Any] = heard.items
+    whole = b"before" + b" \x00\xff " * 20_000 + b"after"
+    assert b"before" + b"".join(chunk.data for chunk in chunks) == whole
+    offsets = [6]
+    for chunk in chunks[:-1]:
+        assert chunk.offset == offsets[-1]
+        assert len(chunk.data) <= 64 * 1024
+        offsets.append(chunk.offset + len(chunk.data))
+    assert (chunks[-1].offset, chunks[-1].data) == (len(whole), b"")
+    # Into the store under its id, and dropped here once retention says so.
+    assert body.log is not None
+    await settled(worker)
+    await service._logs._publish()
+    stored = artifact_path(worker.data / "artifacts", attempt)
+    assert stored.read_bytes() == whole
+    piece = await gateway.request(LOG_READ.bound(WORKER), LogRead(attempt_id=attempt, offset=len(whole) - 5))
+    assert (piece.data, piece.ended) == (b"after", True)
+    retention = await bus_for("retention")
+    acks = Heard()
+
+    async def acked(ids: list[str]) -> None:
+        await acks.add(*ids)
+
+    await retention.on_ack("retention", acked)
+    await retention.flush()
+    order = RetireArtifacts(worker=WORKER, items=[RetireItem(attempt_id=attempt, artifact_id=attempt)])
+    await retention.publish(subjects.to_worker(WORKER, "retire"), order)
+    assert await acks.count(1) == [attempt]
+    with pytest.raises(Ql3Error) as gone:
+        await gateway.request(LOG_READ.bound(WORKER), LogRead(attempt_id=attempt, offset=0))
+    assert gone.value.code == "not_found"
+    assert stored.read_bytes() == whole
+
+
+async def test_following_is_for_the_attempts_own_project_and_run(
+    worker: Worker, ledger: Ledger, bus_for: BusFactory
+) -> None:
+    await worker.start()
+    gateway = await bus_for("gateway")
+    attempt = await ledger.offer("sleep", "1000")
+    await ledger.running(attempt)
+    follow = LogFollow(attempt_id=attempt, project="other", run_id=ledger.item(attempt).run_id)
+    with pytest.raises(Ql3Error) as refused:
+        await gateway.request(LOG_FOLLOW.bound(WORKER), follow)
+    assert refused.value.code == "not_found"
+
+
+async def test_a_worker_that_crashed_adopts_what_runs_and_tells_its_end(worker: Worker, ledger: Ledger) -> None:
+    await worker.start()
+    gate = worker.data / "gate"
+    os.mkfifo(gate)
+    running = await ledger.offer("sh", "-c", f"echo before; cat {gate}; echo after; exit 7")
+    await ledger.running(running)
+    ledger.acking = False
+    told = await ledger.offer("/bin/true")
+    await ledger.end(told)
+    await worker.crash()
+    # Meanwhile one ends, and nobody is there to hear it.
+    gate.write_bytes(b"between\n")
+    ledger.acking = True
+    await worker.start()
+    body = await ledger.end(running)
+    assert (body.kind, body.exit_code) == ("ended", 7)
+    assert ledger.starts.count(running) == 1
+    log = artifact_path(worker.data / "artifacts", running)
+    await settled(worker)
+    assert worker.service is not None
+    await worker.service._logs._publish()
+    assert log.read_bytes() == b"before\nbetween\nafter\n"
+    states = {entry.attempt_id: entry.state for entry in ledger.registrations[-1].journal}
+    assert set(states) == {running, told}
+
+
+async def test_an_attempt_that_was_taken_on_but_never_started_is_given_back(worker: Worker, ledger: Ledger) -> None:
+    await worker.start()
+    ledger.granting = False
+    attempt = await ledger.offer("/bin/true")
+    await ledger.until(lambda: attempt in ledger.starts)
+    await worker.crash()
+    ledger.granting = True
+    await worker.start()
+    body = await ledger.end(attempt)
+    assert (body.kind, body.error_code) == ("not_started", "not_started")
+    await settled(worker)
+
+
+async def test_what_the_dispatcher_released_is_forgotten(worker: Worker, ledger: Ledger) -> None:
+    await worker.start()
+    ledger.granting = False
+    attempt = await ledger.offer("/bin/true")
+    await ledger.until(lambda: attempt in ledger.starts)
+    await worker.crash()
+    ledger.granting = True
+    ledger.released.add(attempt)
+    await worker.start()
+    await settled(worker)
+    assert not ledger.told(attempt)
+
+
+async def test_when_the_host_dies_its_attempts_vanish_and_nothing_of_them_runs_on(
+    worker: Worker, ledger: Ledger
+) -> None:
+    await worker.start()
+    place = worker.data / "place"
+    os.mkfifo(place)
+    attempt = await ledger.offer("sh", "-c", f"echo $$ > {place}; exec sleep 1000")
+    pid = int(await asyncio.to_thread(place.read_text))
+    await ledger.running(attempt)
+    os.kill(worker.host_pid(), 9)
+    body = await ledger.end(attempt)
+    assert (body.kind, body.exit_code) == ("vanished", None)
+    assert not alive(pid)
+    # A new host serves what comes next.
+    assert (await ledger.end(await ledger.offer("/bin/true"))).exit_code == 0
+
+
+async def test_when_worker_and_host_die_together_the_truth_is_told_after_the_restart(
+    worker: Worker, ledger: Ledger
+) -> None:
+    await worker.start()
+    attempt = await ledger.offer("sleep", "1000")
+    pid = (await ledger.running(attempt)).pid
+    assert pid is not None
+    host = worker.host_pid()
+    await worker.crash()
+    os.kill(host, 9)
+    await worker.start()
+    body = await ledger.end(attempt)
+    assert body.kind == "vanished"
+    assert not alive(pid)
+    (entry,) = ledger.registrations[-1].journal
+    assert entry.state == "unknown"
+
+
+async def test_a_replaced_session_ends_its_runs_and_takes_no_more(worker: Worker, ledger: Ledger) -> None:
+    service = await worker.start()
+    attempt = await ledger.offer("sleep", "1000")
+    pid = (await ledger.running(attempt)).pid
+    assert pid is not None
+    ledger.beat_error = "session_replaced"
+    service._session.ring()
+    async with asyncio.timeout(30):
+        while service._held[attempt].state != "ended":
+            await asyncio.to_thread(wire.open_directory, "/")  # lets the loop turn
+    assert "a newer session of this worker exists" in service.health()
+    assert len(ledger.registrations) == 1
+
+
+async def test_a_dispatcher_that_lost_its_tables_is_registered_with_again(worker: Worker, ledger: Ledger) -> None:
+    service = await worker.start()
+    await ledger.until(lambda: ledger.fence is not None)
+    ledger.beat_error = "not_found"
+    service._session.ring()
+    await ledger.until(lambda: len(ledger.registrations) == 2)
+    ledger.beat_error = None
+    assert (await ledger.end(await ledger.offer("/bin/true"))).exit_code == 0
+
+
+async def test_stopping_leaves_what_runs_to_the_host_and_the_next_start_finds_it(
+    worker: Worker, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.worker.service.DRAIN_S", 0.1)
+    service = await worker.start()
+    attempt = await ledger.offer("sleep", "1000")
+    await ledger.running(attempt)
+    host = worker.host_pid()
+    await service.stop()
+    await service._bus.stop()
+    assert service._directories._lock == -1
+    assert ledger.beats[-1].draining
+    await worker.start()
+    assert worker.host_pid() == host
+    await ledger.cancel(attempt)
+    assert (await ledger.end(attempt)).stopped_for == "user"
+
+
+async def test_two_workers_cannot_share_a_data_folder(worker: Worker, bus_for: BusFactory) -> None:
+    await worker.start()
+    second = Worker(worker.data, bus_for)
+    with pytest.raises(Ql3Error) as refused:
+        await second.start()
+    assert refused.value.code == "setup_invalid"
+    second.service = None
