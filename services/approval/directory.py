@@ -71,9 +71,7 @@ class Directory:
                 return identity
             version = bound.version + 1 if bound else 1
             await identities.bind(tx, wanted.provider, wanted.provider_subject, version, "active", subject, now_ms)
-            await audit.append(
-                tx, actor, "identity.register", None, target, decision or "allow", {"provider": wanted.provider}
-            )
+            await audit.append(tx, actor, "identity.register", None, target, decision, {"provider": wanted.provider})
             # Whoever was refused as unknown a moment ago is known from now on.
             await policy_changed(tx, None, identity.version)
             return identity
@@ -81,15 +79,15 @@ class Directory:
         identity = await self._gate.change(Act(actor, "identity.register", None, target), work)
         return IdentityAnswer(identity=identity)
 
-    async def _admit_registrar(self, tx: Transaction, wanted: IdentityRegister) -> PolicyDecision | None:
+    async def _admit_registrar(self, tx: Transaction, wanted: IdentityRegister) -> PolicyDecision:
         actor = wanted.actor
-        if actor.type == "system" and actor.id == GATEWAY and actor.assurance == "service":
-            return None
+        if actor.type == "system" and actor.id == GATEWAY:
+            return await self._gate.require(tx, actor, DEFAULT_PROJECT, "project.read")
         if subject_of(actor) == wanted.subject and await identities.get(tx, wanted.subject) is not None:
             # Somebody adds a name to themselves, which needs that they are active and nothing else.
             seen = await self._gate.decide(tx, actor, DEFAULT_PROJECT, "project.read")
             if seen.effect == "allow" or seen.reasons in (["subject_unbound"], ["permission_missing"]):
-                return None
+                return seen
         decision = await self._gate.require(tx, actor, DEFAULT_PROJECT, "policy.manage")
         await projects.assert_fence(tx, DEFAULT_PROJECT, subject_of(actor), fence_of(decision))
         return decision

@@ -65,9 +65,9 @@ def console(now_ms: int = NOW, *, age_ms: int = 0) -> Actor:
     return actor(LOCAL_CONSOLE, assurance="local_console", now_ms=now_ms, age_ms=age_ms)
 
 
-def gateway() -> Actor:
+def gateway(now_ms: int = NOW) -> Actor:
     """The gateway itself."""
-    return actor(GATEWAY, kind="system", assurance="service")
+    return actor(GATEWAY, kind="system", assurance="service", now_ms=now_ms)
 
 
 def hold(
@@ -121,7 +121,9 @@ class World:
         """A registered subject, with a role when given."""
         subject = Subject(type=kind, id=subject_id)
         await self.directory.register(
-            IdentityRegister(actor=gateway(), subject=subject, provider="password", provider_subject=subject_id)
+            IdentityRegister(
+                actor=gateway(self.clock.now_ms()), subject=subject, provider="password", provider_subject=subject_id
+            )
         )
         if role is not None:
             await self.bind(subject, role, project=project)
