@@ -8,6 +8,9 @@ import sys
 import typer
 
 from services.cli import platform
+from services.cli.approval import approval_app
+from services.cli.audit import audit_app
+from services.cli.authority import project_app, role_app
 from services.cli.credential import credential_app
 from services.cli.cron import cron_app
 from services.cli.dead import dead_app
@@ -33,6 +36,10 @@ app.add_typer(trigger_app, name="trigger")
 app.add_typer(run_app, name="run")
 app.add_typer(secret_app, name="secret")
 app.add_typer(worker_app, name="worker")
+app.add_typer(approval_app, name="approval")
+app.add_typer(project_app, name="project")
+app.add_typer(role_app, name="role")
+app.add_typer(audit_app, name="audit")
 app.add_typer(cron_app, name="cron")
 app.add_typer(credential_app, name="credential")
 app.add_typer(dead_app, name="dead")
