@@ -58,8 +58,6 @@ def service_permissions(service: str) -> dict[str, Any]:
     if service == "gateway":
         # People follow logs and see to dead letters through the gateway, which asks policy first.
         subscribe.append("ql3.log.>")
-        publish += [f"$JS.API.STREAM.MSG.{verb}.{DEAD.name}" for verb in ("GET", "DELETE")]
-        publish.append("ql3.worker.*.*")
         # It shows dead letters and, on an owner's word, sends one again to where it came from.
         publish += [f"$JS.API.STREAM.MSG.{verb}.{DEAD.name}" for verb in ("GET", "DELETE")]
         publish.append("ql3.worker.*.*")
@@ -69,8 +67,7 @@ def service_permissions(service: str) -> dict[str, Any]:
 def worker_permissions(worker: str) -> dict[str, Any]:
     """A worker speaks only on subjects that end in its own id, and hears only what is for it.
 
-    Live log chunks are one exception (`ql3.log.<project>.<run>.<attempt>`): they are shown and never kept. The other is
-    the answer to retention that a copy was dropped: a false one costs disk space at a worker and nothing else.
+    Live log chunks are the one exception (`ql3.log.<project>.<run>.<attempt>`): they are shown and never kept.
     """
     if not is_slug(worker):
         raise ValueError("a worker's id is a slug")
@@ -82,7 +79,6 @@ def worker_permissions(worker: str) -> dict[str, Any]:
         f"ql3.cmd.dispatcher.report.{worker}",
         "ql3.log.*.*.*",
         "ql3.dead.worker.*",
-        "ql3.ack.retention",
         *_consume(WORKERS.name, worker, f"ql3.worker.{worker}.>"),
     ]
     subscribe = [f"_INBOX_{user}.>", f"ql3.rpc.worker.{worker}.>", f"ql3.ack.{worker}", *_micro("worker")]

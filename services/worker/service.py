@@ -17,6 +17,7 @@ import structlog
 
 from schemas import proof, subjects
 from schemas.endpoints import (
+    ARTIFACTS_RETIRED,
     ATTEMPTS_START,
     CONTEXT_OPEN,
     LOG_FOLLOW,
@@ -25,10 +26,11 @@ from schemas.endpoints import (
     WORKERS_REGISTER,
 )
 from schemas.errors import Ql3Error
-from schemas.limits import BEAT_MS, RPC_TIMEOUT_S
+from schemas.limits import BATCH_ITEMS, BEAT_MS, RPC_TIMEOUT_S
 from schemas.secrets import ContextOpen, SealedValues
 from schemas.system import Done, OrdersAck
 from schemas.workers import (
+    ArtifactsRetired,
     AttemptReport,
     BeatItem,
     CancelAttempts,
@@ -311,7 +313,9 @@ class WorkerService:
         """The store has these logs."""
         names = [item.attempt_id for message in messages for item in message.items]
         await self._logs.drop(names)
-        await self._bus.acknowledge("retention", names)
+        for at in range(0, len(names), BATCH_ITEMS):
+            answer = ArtifactsRetired(attempt_ids=names[at : at + BATCH_ITEMS])
+            await self._bus.request(ARTIFACTS_RETIRED, answer, token=self.id)
 
     def _stop(self, stops: Sequence[StopItem]) -> None:
         wanted: list[tuple[str, str, int | None]] = []

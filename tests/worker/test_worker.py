@@ -13,12 +13,13 @@ import pytest
 import pytest_asyncio
 
 from schemas import subjects
-from schemas.endpoints import LOG_FOLLOW, LOG_READ
+from schemas.endpoints import ARTIFACTS_RETIRED, LOG_FOLLOW, LOG_READ
 from schemas.errors import Ql3Error
+from schemas.system import Done
 from schemas.tasks import Variable
-from schemas.workers import LogChunk, LogFollow, LogRead, RetireArtifacts, RetireItem
+from schemas.workers import ArtifactsRetired, LogChunk, LogFollow, LogRead, RetireArtifacts, RetireItem
 from services.kit.artifact_store import artifact_path
-from services.kit.bus import Delivery
+from services.kit.bus import Caller, Delivery, Route
 from services.kit.clock import WallClock
 from services.kit.config import Config
 from services.kit.database import DatabaseConfig, open_database
@@ -53,7 +54,7 @@ class Worker:
         where = DatabaseConfig(url=f"sqlite:{self.data / 'worker'}")
         await migrate(where, "worker")
         self._database = await open_database(where, "worker")
-        bus = await self._bus_for("worker", worker=WORKER)
+        bus = await self._bus_for("worker", worker=WORKER, streams=False)
         self.service = WorkerService(config=config, database=self._database, bus=bus, clock=WallClock())
         await self.service.start()
         return self.service
@@ -312,10 +313,12 @@ async def test_a_log_is_read_followed_published_and_retired(
     retention = await bus_for("retention")
     acks = Heard()
 
-    async def acked(ids: list[str]) -> None:
-        await acks.add(*ids)
+    async def retired(question: ArtifactsRetired, caller: Caller) -> Done:
+        assert caller.token == WORKER
+        await acks.add(*question.attempt_ids)
+        return Done()
 
-    await retention.on_ack("retention", acked)
+    await retention.serve("retention", "1.0.0", [Route(ARTIFACTS_RETIRED, retired)])
     await retention.flush()
     order = RetireArtifacts(worker=WORKER, items=[RetireItem(attempt_id=attempt, artifact_id=attempt)])
     await retention.publish(subjects.to_worker(WORKER, "retire"), order)
