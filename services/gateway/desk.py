@@ -9,6 +9,7 @@ from services.gateway.accounts import Accounts
 from services.gateway.authenticate import Authenticator
 from services.gateway.issuing import Issuer
 from services.gateway.ownership import Ownership
+from services.gateway.peers import Networks
 from services.gateway.readiness import Readiness
 from services.gateway.settings import GatewaySettings
 from services.kit.bus import Bus
@@ -31,6 +32,7 @@ class Desk:
     issuer: Issuer
     ownership: Ownership
     readiness: Readiness
+    proxies: Networks = ()
     base_url: str = ""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     open_streams: int = 0

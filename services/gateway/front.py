@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 from schemas.errors import Ql3Error
 from services.gateway.problem import MEDIA_TYPE, extra_headers, problem_body
 from services.gateway.settings import GatewaySettings, is_address, is_loopback
+from services.kit.bus.envelope import set_traceparent
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -32,6 +34,7 @@ OPEN: Final = "ql3.open"
 
 _PATH = re.compile(rb"(?:/[A-Za-z0-9_.:@~-]+)+|/")
 _DOTS = re.compile(rb"/\.\.?(?:/|$)")
+_TRACE = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+))(?::\d{1,5})?")
 
 HEADERS: Final = (
@@ -68,7 +71,9 @@ class Front:
             return
         if scope["type"] != "http":
             return
-        guarded = self._guarded(scope, send)
+        trace = _trace(scope)
+        set_traceparent(trace)
+        guarded = self._guarded(scope, send, trace)
         probe = scope["path"] in ("/livez", "/readyz")
         refusal = self._refusal(scope, probe=probe)
         if refusal is not None:
@@ -118,12 +123,12 @@ class Front:
         host = (found[1] or found[2]).lower().removesuffix(".")
         return self._any_host or host == "localhost" or is_address(host) or host in self._hosts
 
-    def _guarded(self, scope: Scope, send: Send) -> Send:
+    def _guarded(self, scope: Scope, send: Send, trace: str) -> Send:
         api = scope["path"].startswith("/api/") or scope["path"] in ("/livez", "/readyz")
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message.get("headers", ()), *self._headers]
+                headers = [*message.get("headers", ()), *self._headers, (b"ql3-trace", trace.split("-")[1].encode())]
                 if api:
                     headers.append((b"cache-control", b"no-store"))
                 message["headers"] = headers
@@ -131,6 +136,14 @@ class Front:
                 await send(message)
 
         return guarded
+
+
+def _trace(scope: Scope) -> str:
+    """The caller's trace, or a new one: what this request sets off at the services carries it."""
+    for name, value in scope["headers"]:
+        if name == b"traceparent" and _TRACE.fullmatch(value):
+            return value.decode()
+    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
 
 
 async def refuse(send: Send, error: Ql3Error) -> None:

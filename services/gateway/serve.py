@@ -20,9 +20,10 @@ from services.gateway.authenticate import Principal
 from services.gateway.calls import Call
 from services.gateway.desk import Desk
 from services.gateway.operations import Answer, Nothing, Operation
+from services.gateway.peers import peer_of
 from services.gateway.problem import MEDIA_TYPE, extra_headers, problem_body
-from services.gateway.server import peer_of
 from services.gateway.store import idempotency
+from services.kit.bus import current_traceparent
 from services.kit.ids import new_id
 
 BODY_S = 30.0
@@ -55,7 +56,7 @@ def _handler(operation: Operation, desk: Desk) -> HTTPRouteHandler:
 
 async def _serve(operation: Operation, desk: Desk, request: Request[Any, Any, Any]) -> Response[Any]:
     headers = headers_of(request)
-    peer = peer_of(request.scope)
+    peer = peer_of(request.scope, desk.proxies)
     principal: Principal | None = None
     if not operation.public:
         principal = await desk.authenticator.authenticate(operation.method, headers, peer)
@@ -202,5 +203,5 @@ def _registered(error: Exception) -> Ql3Error:
             return Ql3Error("invalid", "This route does not have this method.", field="method")
         if error.status_code < 500:
             return Ql3Error("invalid")
-    log.error("a request failed", error=type(error).__name__, exc_info=error)
+    log.error("a request failed", error=type(error).__name__, trace=current_traceparent(), exc_info=error)
     return Ql3Error("internal_error")

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import socket
-from typing import Any
 
 from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -182,9 +181,3 @@ def _bind_sentence(error: OSError, listen: str) -> str:
     if error.errno == errno.EACCES:
         return f"{listen} may not be used by this account; choose a port above 1023."
     return f"{listen} cannot be listened on: {error.strerror}."
-
-
-def peer_of(scope: Any) -> str:
-    """The client's address. Forwarded headers are not believed: anybody can write them."""
-    client = scope.get("client")
-    return str(client[0]) if client else "unknown"

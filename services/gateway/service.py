@@ -140,6 +140,7 @@ class GatewayService:
             ),
             ownership=Ownership(bus=bus, clock=clock, accounts=accounts, throttle=throttle),
             readiness=Readiness(bus),
+            proxies=settings.proxies,
         )
 
     async def _forget(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -24,6 +24,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     tls_certificate_file: str | None = None
     tls_key_file: str | None = None
     allowed_hosts: list[str] = []
+    trusted_proxies: list[str] = []
+    """Addresses or networks whose `X-Forwarded-For` is believed; nobody's by default."""
     public_url: Annotated[str, Meta(max_length=300)] | None = None
     in_flight: Annotated[int, Meta(ge=1, le=10_000)] = 64
     streams: Annotated[int, Meta(ge=1, le=10_000)] = 64
@@ -40,6 +42,16 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
             raise Ql3Error("setup_invalid", "Use host:port, such as 127.0.0.1:5700.", field="QL3_LISTEN")
         return host, int(port)
+
+    @property
+    def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The networks of `trusted_proxies`. Raises `setup_invalid` for what is none."""
+        try:
+            return tuple(ip_network(proxy) for proxy in self.trusted_proxies)
+        except ValueError as error:
+            raise Ql3Error(
+                "setup_invalid", "Use addresses or networks, such as 10.0.0.0/8.", field="QL3_TRUSTED_PROXIES"
+            ) from error
 
     @property
     def tls(self) -> bool:
@@ -63,6 +75,7 @@ def settings_of(config: Config) -> GatewaySettings:
     if public is not None and public.hostname and (hosts or is_loopback(config.listen.rpartition(":")[0])):
         hosts.append(public.hostname)
     return GatewaySettings(
+        trusted_proxies=[proxy.strip() for proxy in config.trusted_proxies.split(",") if proxy.strip()],
         listen=config.listen,
         key_file=str(config.gateway_key_file),
         tls_certificate_file=str(config.tls_certificate) if config.tls_certificate else None,

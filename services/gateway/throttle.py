@@ -10,6 +10,8 @@ from services.kit.clock import Clock
 
 FREE = 5
 """Wrong attempts that cost nothing; the next waits 2 s, then 4, 8, … up to 15 minutes."""
+FREE_OF_ADDRESS = 20
+"""Of an address, behind which many people may be."""
 WAIT_MAX_MS = 15 * 60_000
 FORGET_MS = 30 * 60_000
 ENTRIES = 4096
@@ -44,8 +46,9 @@ class Throttle:
                 record.wrong = 0
             record.wrong += 1
             record.last_ms = now
-            if record.wrong > FREE:
-                record.until_ms = now + min(WAIT_MAX_MS, 1000 * 2 ** min(record.wrong - FREE, 20))
+            free = FREE if key.startswith("account:") else FREE_OF_ADDRESS
+            if record.wrong > free:
+                record.until_ms = now + min(WAIT_MAX_MS, 1000 * 2 ** min(record.wrong - free, 20))
             self._records.move_to_end(key)
         while len(self._records) > ENTRIES:
             self._records.popitem(last=False)

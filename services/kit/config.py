@@ -35,6 +35,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The address that people use, when a proxy stands in front; its host is accepted too."""
     allowed_hosts: str = ""
     """Further host names of the gateway, separated by commas; empty means any, unless it listens on loopback only."""
+    trusted_proxies: str = ""
+    """Addresses or networks, separated by commas, whose X-Forwarded-For the gateway believes; nobody's by default."""
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     """With both the gateway speaks TLS itself."""

@@ -39,9 +39,9 @@ export function instant(ms) {
   const locale = language();
   const today = date.toDateString() === new Date().toDateString();
   const shown = today
-    ? date.toLocaleTimeString(locale, { hour: "2-digit", minute: "2-digit", second: "2-digit" })
-    : date.toLocaleString(locale, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
-  return h("time", { datetime: date.toISOString(), title: date.toLocaleString(locale) }, shown);
+    ? date.toLocaleTimeString(locale, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" })
+    : date.toLocaleString(locale, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+  return h("time", { datetime: date.toISOString(), title: date.toLocaleString(locale, { dateStyle: "full", timeStyle: "long" }) }, shown);
 }
 
 /** A span of time in at most two units. */

@@ -101,7 +101,7 @@ export async function secretsView({ view, project }) {
   }
 
   const name = h("input", { name: "name", required: true, maxlength: "63", autocapitalize: "none", spellcheck: "false" });
-  const value = h("input", { name: "value", type: "password", autocomplete: "off", required: true });
+  const value = h("textarea", { name: "value", rows: "2", autocomplete: "off", spellcheck: "false", class: "veiled", required: true });
   const set = form([field(t("name"), name), field(t("value"), value, t("secret.hint"))], t("secret.set"), async () => {
     const made = await api.put(`/projects/${project}/secrets/${encodeURIComponent(name.value.trim())}`, { value: value.value });
     note(t("secret.saved", { name: made.name, version: String(made.version) }));

@@ -7,6 +7,11 @@ import { logView } from "./log.js";
 import { t } from "./words.js";
 import { outcome } from "./view-runs.js";
 
+/** Who asked, in a word: a trigger's own name is only its id. */
+function asker({ type, id }) {
+  return id.startsWith("trigger:") ? t("trigger") : `${type}/${id}`;
+}
+
 /** A run and its live log. */
 export async function runView({ view, project, rest }) {
   const base = `/projects/${project}/runs/${rest[0]}`;
@@ -43,7 +48,7 @@ export async function runView({ view, project, rest }) {
     const pairs = [
       ["task", h("a", { href: `#/runs/${run.task_name}` }, `${run.task_name} · ${run.task_revision}`)],
       ["cause", run.trigger_type],
-      ["by", `${run.requested_by.type}/${run.requested_by.id}`],
+      ["by", asker(run.requested_by)],
       ["created", instant(run.created_at_ms)],
       run.scheduled_for_ms ? ["scheduled", instant(run.scheduled_for_ms)] : null,
       ["started", instant(run.started_at_ms)],

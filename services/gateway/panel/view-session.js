@@ -108,7 +108,7 @@ export async function accountView({ view, me }) {
   await read();
   fill(
     view,
-    h("div", { class: "head" }, h("h1", {}, t("account")), action(t("signout"), () => dispatchEvent(new Event("signout")))),
+    h("div", { class: "head" }, h("h1", {}, t("account")), h("span", { class: "space" }), action(t("signout"), () => dispatchEvent(new Event("signout")))),
     h("p", {}, t("signed", { name: me.id, assurance: me.assurance })),
     h("section", { class: "card" }, h("h2", {}, t("tokens")), h("table", { class: "rows" }, credentials), make, once),
     h("section", { class: "card" }, h("h2", {}, t("factor")), factor()),

@@ -61,6 +61,7 @@ const WORDS = {
   "run.why": ["Why is it here?", "为什么停在这里？"],
   "run.events": ["What happened", "事件"],
   "run.attempts": ["Attempts", "尝试"],
+  trigger: ["its trigger", "触发器"],
   attempt: ["Attempt", "尝试"],
   worker: ["Worker", "执行器"],
   exit: ["Exit code", "退出码"],
