@@ -180,6 +180,7 @@ async def follow(call: Call[Any], run_id: str, wanted: str | None, offset: int) 
             live.bell.clear()
             attempt = await find_attempt(call, run_id, wanted)
         chunks = await bus.subscribe(live_log(project, run_id, attempt.id), live.heard)
+        await bus.flush()
         async for event in _follow(call, live, attempt, offset):
             yield event
     finally:

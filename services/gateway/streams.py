@@ -92,10 +92,10 @@ async def follow_run(call: Call[Any], run_id: str, first: Run) -> AsyncGenerator
 
     subscription = await call.desk.bus.on_event(f"ql3.evt.run.{call.project}.{run_id}.*", heard)
     try:
+        await call.desk.bus.flush()
         # The row is read again behind the subscription: what changed in between was not heard.
-        run, shown = first, -1
-        yield frame("run", run, mark=run.version)
-        shown = run.version
+        run, shown = first, first.version
+        yield frame("run", run, mark=shown)
         while run.status not in RUN_TERMINAL and not call.desk.stopping.is_set():
             bell.clear()
             try:
@@ -166,6 +166,8 @@ async def project_facts(call: Call[Any], kinds: Iterable[str]) -> AsyncGenerator
     subscription = await call.desk.bus.on_event(f"ql3.evt.*.{call.project}.>", facts.heard)
     client, dropped, checked_ms = subscription.client, subscription.dropped, monotonic_ms()
     try:
+        # "ready" is a promise: what happens from here on is heard.
+        await call.desk.bus.flush()
         yield frame("ready", {"kinds": sorted(allowed)})
         while not call.desk.stopping.is_set():
             news = await woken(call, facts.bell)
