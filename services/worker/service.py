@@ -97,6 +97,7 @@ class WorkerService:
         self._host_name = ""
         self._draining = False
         self._replaced = False
+        self._consuming = False
         self._kept: dict[str, Receipt] = {}
         self._settled: list[tuple[str, int]] = []
         self._host_acks: list[str] = []
@@ -157,14 +158,6 @@ class WorkerService:
             )
             for loop in (self._session, self._intake.loop, self._reports.loop, self._settling, self._ends):
                 await loop.start()
-            await self._bus.consume_worker(
-                self.id,
-                {
-                    OfferAttempts: self.take_offers,
-                    CancelAttempts: self.cancel,
-                    RetireArtifacts: self.retire,
-                },
-            )
         except BaseException:
             await self.stop()
             raise
@@ -238,6 +231,11 @@ class WorkerService:
             return None
         if self._fence is None:
             await self._register()
+            if not self._consuming:
+                # Only now: a worker may be started before the services that declare the streams.
+                self._consuming = True
+                orders = {OfferAttempts: self.take_offers, CancelAttempts: self.cancel, RetireArtifacts: self.retire}
+                await self._bus.consume_worker(self.id, orders)
             return None
         held = [one for one in self._held.values() if one.asked and (one.state != "accepted" or one.in_doubt)]
         items = [

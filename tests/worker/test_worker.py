@@ -471,7 +471,7 @@ async def test_stopping_leaves_what_runs_to_the_host_and_the_next_start_finds_it
     assert (await ledger.end(attempt)).stopped_for == "user"
 
 
-async def test_two_workers_cannot_share_a_data_folder(worker: Worker, bus_for: BusFactory) -> None:
+async def test_two_workers_cannot_share_a_data_folder(worker: Worker, ledger: Ledger, bus_for: BusFactory) -> None:
     await worker.start()
     second = Worker(worker.data, bus_for)
     with pytest.raises(Ql3Error) as refused:
