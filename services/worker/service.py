@@ -234,8 +234,10 @@ class WorkerService:
             if not self._consuming:
                 # Only now: a worker may be started before the services that declare the streams.
                 self._consuming = True
-                orders = {OfferAttempts: self.take_offers, CancelAttempts: self.cancel, RetireArtifacts: self.retire}
-                await self._bus.consume_worker(self.id, orders)
+                await self._bus.consume_worker(
+                    self.id,
+                    {OfferAttempts: self.take_offers, CancelAttempts: self.cancel, RetireArtifacts: self.retire},
+                )
             return None
         held = [one for one in self._held.values() if one.asked and (one.state != "accepted" or one.in_doubt)]
         items = [
