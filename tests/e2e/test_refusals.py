@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sqlite3
 import subprocess
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.box import QL3, Box
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[Box]:
+    """One box for the tests that only ask it."""
+    made = Box(tmp_path_factory.mktemp("box"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
 
 
 def up(box: Box, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -108,13 +121,12 @@ def test_a_nats_server_that_will_not_start_says_why(box: Box) -> None:
         (["run", "show", "nonsense"], "run"),
     ],
 )
-def test_bad_input_of_a_command_names_the_field(box: Box, arguments: list[str], named: str) -> None:
-    box.start()
-    result = box.ql3(*arguments)
+def test_bad_input_of_a_command_names_the_field(running: Box, arguments: list[str], named: str) -> None:
+    result = running.ql3(*arguments)
     assert result.returncode == 2, result.stderr
     assert named.lower() in result.stderr.lower()
     assert "Traceback" not in result.stderr
-    assert box.ql3("task", "list", "--json").stdout.strip().replace(" ", "") == '{"items":[],"next":null}'
+    assert json.loads(running.ql3("task", "list", "--json").stdout) == {"items": [], "next": None}
 
 
 def test_without_a_running_system_the_command_says_so(box: Box) -> None:
