@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 from typer.main import get_command
 
@@ -74,10 +74,10 @@ def _name(part: Any) -> str:
 
 
 def _flags(part: Any) -> str:
-    flags = ", ".join(part.opts)
+    flags = ", ".join([*part.opts, *part.secondary_opts])
     if part.is_flag:
         return flags
-    choices = [word for word in get_args(part.type_descriptor.annotation) if isinstance(word, str)]
+    choices: list[str] = list(getattr(part.type, "choices", ()))
     return f"{flags} {part.metavar or '|'.join(choices) or part.name.upper()}".replace("|", "\\|")
 
 
