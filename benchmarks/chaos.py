@@ -30,16 +30,19 @@ from typing import Any, Final
 import httpx
 
 from benchmarks.chaos_ground import RECORDER, Ground
-from benchmarks.chaos_plan import KINDS, QUICK_RUNS, RUNS, Kind, Plan, Submission, plan
+from benchmarks.chaos_plan import KINDS, QUICK_RUNS, RUNS, Fault, Kind, Plan, Submission, plan
 from benchmarks.chaos_verdict import Done, Ledger, Violation, count, judge, read_records
 from schemas.runs import RUN_TERMINAL
 from tests.fixtures_database import postgres_server
 
 PROJECT: Final = "/api/v3/projects/default"
-ASK_LIMIT_S: Final = 120.0
+ASK_LIMIT_S: Final = 240.0
 """How long one request is repeated; longer than any outage of a plan."""
 END_LIMIT_S: Final = 120.0
 """How long after the last blow every run must have ended; a lease that nobody renews takes 30 s."""
+AT_ONCE: Final = 24
+FAULTS_AT_ONCE: Final = 2
+REQUESTS_WAITING: Final = 100
 SHOWN: Final = 10
 OPEN: Final = "created,queued,dispatching,running,waiting_approval,retry_wait,lost"
 
@@ -119,6 +122,8 @@ class Check:
         self._ground = ground
         self._done = done
         self._token = ""
+        self._pace = Pace()
+        self._turn = asyncio.Semaphore(AT_ONCE)
         self.phases: dict[str, float] = {}
         """How long each part took, in seconds."""
 
@@ -126,8 +131,7 @@ class Check:
         """The ledger after everything has ended, or could have."""
         with self._phase("start"):
             await self._ground.raise_up()
-        limits = httpx.Limits(max_connections=24, max_keepalive_connections=24)
-        async with httpx.AsyncClient(base_url=self._ground.url, timeout=15, limits=limits, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=self._ground.url, timeout=15, trust_env=False) as http:
             self._http = http
             self._token = self._ground.token
             for kind in KINDS:
@@ -171,10 +175,9 @@ class Check:
     # -- the workload
 
     async def _submit_all(self) -> None:
-        began = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for (at, _), items in groupby(self._plan.submissions, lambda item: (item.at_s, item.batch)):
-                await asyncio.sleep(max(0.0, at - (time.monotonic() - began)))
+                await self._pace.reach(at)
                 group.create_task(self._submit(list(items)))
 
     async def _submit(self, items: Sequence[Submission]) -> None:
@@ -200,7 +203,8 @@ class Check:
                 raise _Again(json.dumps(refused[0]))
             return [row["run"] for row in answer["items"]]
 
-        return await _insist(once)
+        with self._pace.under_way("requests"):
+            return await _insist(once)
 
     async def _cancel(self, run_id: str, after_s: float) -> None:
         await asyncio.sleep(after_s)
@@ -210,12 +214,14 @@ class Check:
     # -- the blows
 
     async def _strike_all(self) -> None:
-        began = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for number, fault in enumerate(self._plan.faults):
-                await asyncio.sleep(max(0.0, fault.at_s - (time.monotonic() - began)))
-                chance = random.Random(f"{self._plan.seed}:{number}")
-                group.create_task(self._ground.strike(fault, chance))
+                await self._pace.reach(fault.at_s)
+                group.create_task(self._strike(fault, random.Random(f"{self._plan.seed}:{number}")))
+
+    async def _strike(self, fault: Fault, chance: random.Random) -> None:
+        with self._pace.under_way("faults"):
+            await self._ground.strike(fault, chance)
 
     # -- the end
 
@@ -260,7 +266,8 @@ class Check:
         self, method: str, path: str, body: Any = None, *, key: str | None = None, fine: tuple[int, ...] = ()
     ) -> Any:
         """The answer, asked for again while a part of the system is down. Statuses in `fine` answer None."""
-        return await _insist(lambda: self._send(method, path, body, key=key, fine=fine))
+        with self._pace.under_way("requests"):
+            return await _insist(lambda: self._send(method, path, body, key=key, fine=fine))
 
     async def _send(
         self, method: str, path: str, body: Any = None, *, key: str | None = None, fine: tuple[int, ...] = ()
@@ -269,7 +276,8 @@ class Check:
         if key is not None:
             headers["Idempotency-Key"] = key
         try:
-            answer = await self._http.request(method, PROJECT + path, json=body, headers=headers)
+            async with self._turn:  # in the order of asking; the client's own pool lets a request starve
+                answer = await self._http.request(method, PROJECT + path, json=body, headers=headers)
         except httpx.HTTPError as error:
             raise _Again(type(error).__name__) from error
         if answer.status_code in fine:
@@ -281,6 +289,39 @@ class Check:
         if answer.is_error:
             raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text[:1000]}")
         return answer.json()
+
+
+class Pace:
+    """The plan's clock. It stands still while the system has more to bear than the plan means: a slow machine gets the
+    same blows against the same work, later."""
+
+    def __init__(self) -> None:
+        self._under_way: Counter[str] = Counter()
+        self._reached_s = 0.0
+        self._looked_s: float | None = None
+
+    async def reach(self, at_s: float) -> None:
+        """Wait until the plan is `at_s` seconds old."""
+        while True:
+            now = time.monotonic()
+            if self._looked_s is not None and not self._burdened():
+                self._reached_s += now - self._looked_s
+            self._looked_s = now
+            if self._reached_s >= at_s:
+                return
+            await asyncio.sleep(0.02)
+
+    @contextmanager
+    def under_way(self, what: str) -> Generator[None]:
+        """Count something as not yet done."""
+        self._under_way[what] += 1
+        try:
+            yield
+        finally:
+            self._under_way[what] -= 1
+
+    def _burdened(self) -> bool:
+        return self._under_way["faults"] >= FAULTS_AT_ONCE or self._under_way["requests"] >= REQUESTS_WAITING
 
 
 class _Again(Exception):  # noqa: N818 - a reason to ask again, not a fault

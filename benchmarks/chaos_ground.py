@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -115,7 +115,8 @@ class Ground:
 
     async def strike(self, fault: Fault, chance: random.Random) -> None:
         """Carry a fault out and bring back what it took down."""
-        self.blows[f"{fault.blow}:{'everything' if len(fault.victims) > 3 else '+'.join(fault.victims)}"] += 1
+        what = f"{fault.blow}:{'everything' if len(fault.victims) > 3 else '+'.join(fault.victims)}"
+        self.blows[what] += 1
         if fault.blow == "script":
             for _ in range(60):
                 if self._kill_a_script(chance):
@@ -125,12 +126,20 @@ class Ground:
         async with contextlib.AsyncExitStack() as stack:
             for name in sorted(fault.victims):
                 await stack.enter_async_context(self._locks[name])
+            stack.enter_context(self._noted(what))
             if fault.blow == "pause":
                 await self._pause(fault.victims, fault.down_s)
             elif fault.blow == "restart":
                 await self._restart_database(fault.down_s)
             else:
                 await self._kill(fault.victims, fault.down_s, wipe=fault.blow == "wipe")
+
+    @contextlib.contextmanager
+    def _noted(self, what: str) -> Generator[None]:
+        with (self.folder / "faults.log").open("a") as log:
+            print(f"{now_s():.2f} {time.strftime('%H:%M:%S')} {what}", file=log, flush=True)
+            yield
+            print(f"{now_s():.2f} {time.strftime('%H:%M:%S')} {what} is over", file=log)
 
     async def watch(self) -> None:
         """Start again, and note, whatever ends without a blow. Runs until cancelled."""
