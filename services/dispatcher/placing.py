@@ -56,9 +56,9 @@ async def place(tx: Transaction, revisions: Revisions, after_lane: str = "") -> 
     lanes = await _terms(tx, revisions, waiting)
     waiting = {name: found for name, found in waiting.items() if name in lanes}
     known = await limits.lock(tx, {limit for lane in lanes.values() for limit in lane.limits})
-    live = await limits.live_by_limit(tx, known, now) if known else {}
+    live = await limits.live_by_limit(tx, known) if known else {}
     projects = {lane.project for lane in lanes.values()}
-    by_project = await limits.live_by_project(tx, projects, now) if len(projects) > 1 else {}
+    by_project = await limits.live_by_project(tx, projects) if len(projects) > 1 else {}
     found = plan(lanes, waiting, seats, by_project, known, live)
     chosen = found.choices[:PER_PASS]
     held = await cases.complete(tx, [choice.run for choice in chosen], policies=False)
@@ -83,7 +83,7 @@ async def seats_now(tx: Transaction, now: int, *, lock: bool = True) -> list[Sea
     online = await workers.seats(tx, now, lock=lock)
     if not online:
         return []
-    taken = await workers.live_leases(tx, [worker.id for worker in online], now)
+    taken = await workers.live_leases(tx, [worker.id for worker in online])
     return [Seat(worker, _capabilities(worker), max(0, worker.slots - taken.get(worker.id, 0))) for worker in online]
 
 
@@ -96,7 +96,7 @@ async def why(tx: Transaction, revisions: Revisions, run: RunRecord) -> tuple[st
     if lane is None:
         return "revision_unavailable", "The task revision that it is to execute cannot be read."
     known = await limits.read(tx, lane.limits)
-    live = await limits.live_by_limit(tx, known, now) if known else {}
+    live = await limits.live_by_limit(tx, known) if known else {}
     found: Plan = plan(lanes, {run.lane: [run]}, seats, {}, known, live)
     if run.lane in found.stuck:
         return found.stuck[run.lane]

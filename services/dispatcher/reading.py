@@ -109,7 +109,7 @@ async def worker_page(tx: Transaction, after: str | None, limit: int) -> WorkerP
     now = await tx.now_ms()
     found = await workers.page(tx, after or "", limit + 1)
     shown = found[:limit]
-    live = await workers.live_leases(tx, [worker.id for worker in shown], now)
+    live = await workers.live_leases(tx, [worker.id for worker in shown])
     items: list[Worker] = [worker_view(worker, live.get(worker.id, 0), now) for worker in shown]
     return WorkerPage(items=items, next=shown[-1].id if len(found) > limit else None)
 

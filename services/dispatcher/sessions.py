@@ -266,5 +266,5 @@ async def drain(tx: Transaction, question: WorkerDrain, decision: PolicyDecision
         await outbox.fact(
             tx, subjects.event("worker", "-", worker.id, "draining" if wanted else "online"), _changed(worker, now)
         )
-    live = await workers.live_leases(tx, [worker.id], now)
+    live = await workers.live_leases(tx, [worker.id])
     return worker_view(worker, live.get(worker.id, 0), now)

@@ -33,17 +33,17 @@ _PUT = Statement("""
 _DROP = Statement("DELETE FROM concurrency_limits WHERE project_id = $1 AND kind = $2 AND limit_key = $3")
 _LIVE_BY_PROJECT = Statement("""
     SELECT project_id AS name, count(*) AS live FROM run_dispatch_leases
-    WHERE status = 'leased' AND expires_at_ms > $1 AND project_id {in:$2} GROUP BY project_id
+    WHERE status = 'leased' AND project_id {in:$1} GROUP BY project_id
 """)
 _LIVE_BY_TASK = Statement("""
     SELECT project_id, task_id AS name, count(*) AS live FROM run_dispatch_leases
-    WHERE status = 'leased' AND expires_at_ms > $1 AND project_id {in:$2} AND task_id {in:$3}
+    WHERE status = 'leased' AND project_id {in:$1} AND task_id {in:$2}
     GROUP BY project_id, task_id
 """)
 _LIVE_BY_KEY = Statement("""
     SELECT k.project_id, k.limit_key AS name, count(*) AS live
     FROM run_dispatch_leases l JOIN run_lease_keys k ON k.attempt_id = l.attempt_id
-    WHERE l.status = 'leased' AND l.expires_at_ms > $1 AND k.project_id {in:$2} AND k.limit_key {in:$3}
+    WHERE l.status = 'leased' AND k.project_id {in:$1} AND k.limit_key {in:$2}
     GROUP BY k.project_id, k.limit_key
 """)
 _HOLD_KEY = Statement("""
@@ -72,26 +72,26 @@ async def read(tx: Transaction, wanted: Iterable[Limit]) -> dict[Limit, int]:
     return _named(await tx.fetch(_READ, _rows(wanted)))
 
 
-async def live_by_project(tx: Transaction, projects: Iterable[str], now: int) -> dict[str, int]:
+async def live_by_project(tx: Transaction, projects: Iterable[str]) -> dict[str, int]:
     """Live leases of each project."""
-    return {row["name"]: row["live"] for row in await tx.fetch(_LIVE_BY_PROJECT, now, json_set(projects))}
+    return {row["name"]: row["live"] for row in await tx.fetch(_LIVE_BY_PROJECT, json_set(projects))}
 
 
-async def live_by_limit(tx: Transaction, wanted: Iterable[Limit], now: int) -> dict[Limit, int]:
+async def live_by_limit(tx: Transaction, wanted: Iterable[Limit]) -> dict[Limit, int]:
     """Live leases that count under each limit."""
     limits = list(wanted)
     projects = json_set(sorted({limit.project for limit in limits}))
     live: dict[Limit, int] = {}
     if any(limit.kind == "project" for limit in limits):
-        for row in await tx.fetch(_LIVE_BY_PROJECT, now, projects):
+        for row in await tx.fetch(_LIVE_BY_PROJECT, projects):
             live[Limit(row["name"], "project", row["name"])] = row["live"]
     tasks = [limit.key for limit in limits if limit.kind == "task"]
     if tasks:
-        for row in await tx.fetch(_LIVE_BY_TASK, now, projects, json_set(tasks)):
+        for row in await tx.fetch(_LIVE_BY_TASK, projects, json_set(tasks)):
             live[Limit(row["project_id"], "task", row["name"])] = row["live"]
     keys = [limit.key for limit in limits if limit.kind == "key"]
     if keys:
-        for row in await tx.fetch(_LIVE_BY_KEY, now, projects, json_set(keys)):
+        for row in await tx.fetch(_LIVE_BY_KEY, projects, json_set(keys)):
             live[Limit(row["project_id"], "key", row["name"])] = row["live"]
     return live
 

@@ -37,7 +37,7 @@ _SEATS_READ = statement(
 )
 _LIVE = Statement("""
     SELECT worker_id, count(*) AS live FROM run_dispatch_leases
-    WHERE status = 'leased' AND expires_at_ms > $1 AND worker_id {in:$2} GROUP BY worker_id
+    WHERE status = 'leased' AND worker_id {in:$1} GROUP BY worker_id
 """)
 _PAGE = statement("SELECT <c> FROM workers WHERE id > $1 ORDER BY id LIMIT $2", c=columns(WorkerRecord))
 _SILENT = Statement("""
@@ -68,9 +68,10 @@ async def seats(tx: Transaction, now: int, *, lock: bool = True) -> list[WorkerR
     return records(await tx.fetch(_SEATS if lock else _SEATS_READ, now), WorkerRecord)
 
 
-async def live_leases(tx: Transaction, ids: Iterable[str], now: int) -> Mapping[str, int]:
-    """Live leases of each worker: its taken slots."""
-    return {row["worker_id"]: row["live"] for row in await tx.fetch(_LIVE, now, json_set(ids))}
+async def live_leases(tx: Transaction, ids: Iterable[str]) -> Mapping[str, int]:
+    """Leases of each worker that are not judged yet: its taken slots. One that ran out holds its slot until then, for
+    its process may still run, and an outage of ours may yet be forgiven."""
+    return {row["worker_id"]: row["live"] for row in await tx.fetch(_LIVE, json_set(ids))}
 
 
 async def page(tx: Transaction, after: str, limit: int) -> list[WorkerRecord]:
