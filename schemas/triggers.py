@@ -31,7 +31,10 @@ class TriggerSpec(Value, frozen=True, kw_only=True):
     start_at_ms: Millis | None = None
     end_at_ms: Millis | None = None
     pause_until_ms: Millis | None = None
-    exclude: list[str] = []
+    exclude: Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=1000)] = []
+    """Days (`2026-12-25`, `2026-12-24/2027-01-02`, `12-25`), spans between two instants, `holidays:DE-BY`."""
+    exclude_calendar: Annotated[str, Meta(max_length=262_144)] | None = None
+    """The text of an iCalendar file; what it says is stored in `exclude`."""
     after_task: Slug | None = None
     after_on: Literal["success", "failure", "any"] = "success"
     inputs: dict[str, Any] | None = None

@@ -27,6 +27,7 @@ from services.kit.database import Database, Row, Transaction, UniqueViolation
 from services.kit.ids import new_id
 from services.scheduler import tasks as rules
 from services.scheduler import timetable, triggers
+from services.scheduler.parameters import check_inputs
 from services.scheduler.store import admissions as admission_store
 from services.scheduler.store import schedules
 from services.scheduler.store import tasks as store
@@ -46,8 +47,11 @@ class Catalogue:
     async def create(self, ask: TaskCreate, decision: PolicyDecision) -> Task:
         """A new task at revision 1 with its triggers. Raises `name_taken`, `mutation_conflict`, or what is wrong."""
         warnings = rules.check(ask.spec)
-        specs = triggers.read_specs(ask.triggers)
-        request = _request_digest(
+        specs = triggers.read_specs(ask.triggers, self._clock.now_ms())
+        for trigger in specs:
+            if trigger.inputs is not None:
+                check_inputs(ask.spec.parameters, trigger.inputs)
+        request = rules.request_digest(
             "tasks.create",
             {
                 "project": ask.project,
@@ -95,7 +99,7 @@ class Catalogue:
         """A new revision; what runs already is not touched. Raises `version_conflict` when somebody was quicker."""
         warnings = rules.check(ask.spec)
         content = {"task": ask.task, "expected": ask.expected_revision, "spec": ask.spec}
-        request = _request_digest("tasks.update", content)
+        request = rules.request_digest("tasks.update", content)
 
         async def work(tx: Transaction) -> Task:
             if (known := await _replayed(tx, ask.mutation_id, request, ask.project)) is not None:
@@ -251,13 +255,6 @@ async def _replayed(tx: Transaction, mutation_id: str | None, request: str, proj
     if known["request_digest"] != request or known["project"] != project:
         raise Ql3Error("mutation_conflict", field="mutation_id")
     return await store.find(tx, project, known["task_id"])
-
-
-def _request_digest(kind: str, content: dict[str, Any]) -> str:
-    try:
-        return rules.request_digest(kind, content)
-    except ValueError as error:
-        raise Ql3Error("invalid", f"It cannot be stored: {error}.", field="spec") from error
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -19,6 +19,7 @@ TRIGGER_DISABLED: Final = "trigger_disabled"
 TASK_DISABLED: Final = "task_disabled"
 PROJECT_ARCHIVED: Final = "project_archived"
 BLOCKED_BY_OVERLAP: Final = "blocked_by_overlap"
+INPUTS_REFUSED: Final = "inputs_refused"
 
 _RECENT: Final = 2_048
 """Instants looked at one by one in one decision; what is older than the grace is counted as a span instead."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from typing import Any, Final
 
 from schemas.errors import Ql3Error
 from schemas.tasks import ExecutionRevision
@@ -19,6 +19,7 @@ class Executions:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, int], ExecutionRevision] = OrderedDict()
+        self._parameters: OrderedDict[tuple[str, int], dict[str, Any] | None] = OrderedDict()
 
     async def load(self, tx: Transaction, task_id: str, revision: int) -> ExecutionRevision:
         """Raises `revision_unavailable` when it is not there or not what was written."""
@@ -41,4 +42,19 @@ class Executions:
         self._kept[key] = found
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
+        return found
+
+    async def parameters(self, tx: Transaction, project: str, task_id: str, revision: int) -> dict[str, Any] | None:
+        """The schema of a revision's inputs, if it has one. Raises as `load` does."""
+        key = (task_id, revision)
+        if key in self._parameters:
+            self._parameters.move_to_end(key)
+            return self._parameters[key]
+        row = await store.at_revision(tx, task_id, revision)
+        if row is None:
+            raise Ql3Error("revision_unavailable", data={"task_id": task_id, "revision": revision})
+        found = rules.read_spec(row["spec"], project, task_id, revision, row["content_digest"]).parameters
+        self._parameters[key] = found
+        if len(self._parameters) > KEPT:
+            self._parameters.popitem(last=False)
         return found

@@ -15,14 +15,15 @@ from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction
 from services.kit.orders import next_ring_ms
 from services.scheduler.admissions import Admission, for_fire
-from services.scheduler.decisions import PROJECT_ARCHIVED, begin, decide
+from services.scheduler.decisions import INPUTS_REFUSED, PROJECT_ARCHIVED, Missed, begin, decide
 from services.scheduler.executions import Executions
+from services.scheduler.parameters import check_inputs
 from services.scheduler.projects import Projects
 from services.scheduler.store import admissions, schedules
 from services.scheduler.store import tasks as task_store
 from services.scheduler.submitting import ANSWER_MS, Submitter, admission_of, queue_orders
 from services.scheduler.timetable import go_on, missed_row, moved, record_missed, stop
-from services.scheduler.triggers import stored_plan
+from services.scheduler.triggers import Span, stored_plan
 
 SET_BACK_MS: Final = 1_500
 """A wall clock this much behind what it said before was set back."""
@@ -168,22 +169,31 @@ class AdmissionLoop:
         except Exception as error:
             log.exception("a decision failed", trigger=row["trigger_id"])
             raise Ql3Error("internal_error") from error
-        revision = await self._executions.load(tx, row["task_id"], task["revision"])
-        done.admissions += [
-            for_fire(
-                revision,
-                trigger_id=row["trigger_id"],
-                trigger_revision=row["trigger_revision"],
-                trigger_type=cast(TriggerType, spec["kind"]),
-                scheduled_for_ms=fire.instant_ms,
-                not_before_ms=fire.not_before_ms,
-                inputs=plan.spec.inputs,
-                now_ms=done.now_ms,
-            )
-            for fire in decision.fires
-        ]
+        fires, missed = decision.fires, list(decision.missed)
+        if fires:
+            revision = await self._executions.load(tx, row["task_id"], task["revision"])
+            parameters = await self._executions.parameters(tx, row["project"], row["task_id"], task["revision"])
+            try:
+                inputs = check_inputs(parameters, plan.spec.inputs)
+            except Ql3Error:
+                # The task was edited since, and takes these inputs no more.
+                missed += [Missed(INPUTS_REFUSED, Span(fire.instant_ms, fire.instant_ms, 1)) for fire in fires]
+            else:
+                done.admissions += [
+                    for_fire(
+                        revision,
+                        trigger_id=row["trigger_id"],
+                        trigger_revision=row["trigger_revision"],
+                        trigger_type=cast(TriggerType, spec["kind"]),
+                        scheduled_for_ms=fire.instant_ms,
+                        not_before_ms=fire.not_before_ms,
+                        inputs=inputs,
+                        now_ms=done.now_ms,
+                    )
+                    for fire in fires
+                ]
         done.moves.append(moved(row["trigger_id"], decision, done.now_ms))
-        done.missed += [missed_row(row, row["trigger_revision"], part, done.now_ms) for part in decision.missed]
+        done.missed += [missed_row(row, row["trigger_revision"], part, done.now_ms) for part in missed]
 
     async def _write(self, tx: Transaction, done: _Round) -> None:
         if done.admissions:

@@ -19,10 +19,10 @@ from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction
 from services.scheduler.admissions import KEY_PREFIX, Admission, for_person, request_digest
 from services.scheduler.executions import Executions
+from services.scheduler.parameters import INPUT_BYTES, check_inputs
 from services.scheduler.store import admissions as store
 from services.scheduler.store import tasks as task_store
 from services.scheduler.submitting import ANSWER_MS, Submitter, admission_of
-from services.scheduler.triggers import INPUT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +148,14 @@ class RunDesk:
             raise Ql3Error("conflict", "The task is disabled; enable it first.", field="task")
         if ask.expected_revision is not None and ask.expected_revision != row["revision"]:
             raise Ql3Error("version_conflict", field="expected_revision", data={"revision": row["revision"]})
+        parameters = await self._executions.parameters(tx, row["project"], row["id"], row["revision"])
         return for_person(
             await self._executions.load(tx, row["id"], row["revision"]),
             trigger_type=ask.trigger_type,
             requested_by=Subject(type=ask.actor.type, id=ask.actor.id),
             idempotency_key=ask.idempotency_key,
             priority=ask.priority,
-            inputs=ask.inputs,
+            inputs=check_inputs(parameters, ask.inputs),
             now_ms=now_ms,
         )
 

@@ -8,9 +8,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from schemas import limits
-from schemas.canonical import canonical, digest, digest_bytes, is_canonical
+from schemas.canonical import canonical, digest_bytes
 from schemas.errors import Ql3Error
 from schemas.tasks import Execution, ExecutionRevision, TaskSpec, Variable
+from services.scheduler.parameters import check_schema
 
 SPEC_BYTES: Final = limits.ENVIRONMENT_BYTES + limits.ARGV_BYTES + limits.SPEC_BYTES
 """Canonical JSON of a whole specification."""
@@ -21,6 +22,9 @@ _LOOKS_SECRET = re.compile(
     r"secret|token|passw(or)?d|passphrase|(^|_)pwd(_|$)|api_?key|access_?key|private_?key|credential|cookie|(^|_)auth(_|$)",
     re.IGNORECASE,
 )
+
+
+_sorted = msgspec.json.Encoder(order="sorted")
 
 
 class Compiled(NamedTuple):
@@ -49,6 +53,7 @@ def check(spec: TaskSpec) -> list[str]:
     retry = spec.terms.retry
     if retry.backoff_base_ms > retry.backoff_max_ms:
         raise Ql3Error("invalid", "The base is longer than the maximum.", field="spec.terms.retry.backoff_base_ms")
+    check_schema(spec.parameters)
     keys = [limit.key for limit in spec.terms.concurrency]
     if len(set(keys)) != len(keys):
         raise Ql3Error("invalid", "A key stands there twice.", field="spec.terms.concurrency")
@@ -113,16 +118,24 @@ def _check_environment(environment: list[Variable]) -> None:
 
 
 def canonical_text(value: Any, field: str) -> str:
-    """The canonical JSON of what people wrote. Raises `invalid` for what has none, such as a fraction."""
+    """The canonical JSON of what a run executes. Raises `invalid` for what has none."""
     try:
         return canonical(value).decode()
     except ValueError as error:
         raise Ql3Error("invalid", f"It cannot be stored: {error}.", field=field) from error
 
 
+def sorted_text(value: Any, field: str) -> str:
+    """JSON with sorted keys, byte for byte the same when read and written again; fractions are allowed."""
+    try:
+        return _sorted.encode(value).decode()
+    except UnicodeEncodeError as error:
+        raise Ql3Error("invalid", "It holds a lone surrogate.", field=field) from error
+
+
 def compile_revision(project: str, task_id: str, name: str, revision: int, spec: TaskSpec) -> Compiled:
     """One revision as it is stored. The same input always gives the same texts. Raises as `check` does."""
-    text = canonical_text(spec, "spec")
+    text = sorted_text(spec, "spec")
     if (size := len(text.encode())) > SPEC_BYTES:
         raise Ql3Error("too_large", f"The task has {size} bytes; at most {SPEC_BYTES} are taken.", field="spec")
     execution = ExecutionRevision(
@@ -155,7 +168,7 @@ def content_digest(project: str, task_id: str, revision: int, spec_text: str) ->
 
 def read_spec(text: str, project: str, task_id: str, revision: int, expected: str) -> TaskSpec:
     """A stored specification, checked. Raises `revision_unavailable` when the row is not what was written."""
-    if not is_canonical(text.encode()) or content_digest(project, task_id, revision, text) != expected:
+    if content_digest(project, task_id, revision, text) != expected:
         raise _corrupt(task_id, revision)
     try:
         return msgspec.json.decode(text, type=TaskSpec)
@@ -185,4 +198,4 @@ def _corrupt(task_id: str, revision: int) -> Ql3Error:
 
 def request_digest(kind: str, content: Any) -> str:
     """What a mutation id stands for: the same id with other content is a conflict."""
-    return digest(f"ql3.{kind}.v1", content)
+    return digest_bytes(f"ql3.{kind}.v1", sorted_text(content, "spec").encode())

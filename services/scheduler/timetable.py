@@ -29,11 +29,12 @@ from services.kit.database import Database, Row, Transaction, UniqueViolation
 from services.kit.ids import new_id
 from services.scheduler import triggers as rules
 from services.scheduler.decisions import Decision, Missed, begin, settle_stop
+from services.scheduler.parameters import check_inputs
 from services.scheduler.store import admissions as admission_store
 from services.scheduler.store import schedules
 from services.scheduler.store import tasks as task_store
 from services.scheduler.store import triggers as store
-from services.scheduler.tasks import request_digest
+from services.scheduler.tasks import read_spec, request_digest
 from services.scheduler.triggers import Plan, Span
 from services.scheduler.views import missed_view, trigger_view
 
@@ -231,7 +232,7 @@ class Timetable:
 
     async def create(self, ask: TriggerCreate, decision: PolicyDecision) -> Trigger:
         """Add a trigger to a task."""
-        spec = rules.check(ask.spec)
+        spec = rules.check(ask.spec, self._clock.now_ms())
         rules.spec_text(spec)
         request = request_digest("triggers.create", {"project": ask.project, "task": ask.task, "spec": spec})
 
@@ -242,6 +243,7 @@ class Timetable:
             now_ms = self._clock.now_ms()
             # The task's row is held, so that no two triggers pass the bound and nobody disables it meanwhile.
             held = await task_store.lock(tx, task["id"])
+            _check_inputs(task, spec)
             if await store.count_of_task(tx, task["id"]) >= TRIGGERS_PER_TASK:
                 raise Ql3Error("too_large", f"A task has at most {TRIGGERS_PER_TASK} triggers.", field="task")
             trigger_id = await add(
@@ -264,7 +266,7 @@ class Timetable:
 
     async def update(self, ask: TriggerUpdate, decision: PolicyDecision) -> Trigger:
         """A new revision. Its next instant is strictly after the edit and after what was admitted."""
-        spec = rules.check(ask.spec)
+        spec = rules.check(ask.spec, self._clock.now_ms())
         text = rules.spec_text(spec)
         content = {"trigger": ask.trigger, "expected": ask.expected_revision, "spec": spec}
         request = request_digest("triggers.update", content)
@@ -296,6 +298,7 @@ class Timetable:
                 now_ms=now_ms,
             )
             task = await task_store.lock(tx, trigger["task_id"])
+            _check_inputs(await _task(tx, ask.project, trigger["task_id"]), spec)
             await _schedule(
                 tx,
                 ask.trigger,
@@ -398,6 +401,12 @@ async def _task(tx: Transaction, project: str, task: str) -> Row:
     if row is None or row["deleted"]:
         raise Ql3Error("not_found", "There is no such task in this project.", field="task")
     return row
+
+
+def _check_inputs(task: Row, spec: TriggerSpec) -> None:
+    if spec.inputs is not None:
+        known = read_spec(task["spec"], task["project"], task["id"], task["revision"], task["content_digest"])
+        check_inputs(known.parameters, spec.inputs)
 
 
 async def _trigger(tx: Transaction, project: str, trigger_id: str) -> Row:

@@ -11,21 +11,26 @@ from typing import Any, Final
 
 import msgspec
 
-from schemas.canonical import canonical, digest_bytes
+from schemas.canonical import digest_bytes
 from schemas.errors import Ql3Error
 from schemas.strict import read_plain
 from schemas.triggers import TriggerSpec
+from services.scheduler import exclusions
 from services.scheduler.cron import instants
 from services.scheduler.cron.grammar import Boot, Every, Once, Schedule, parse
 from services.scheduler.cron.rfc3339 import write_instant
 from services.scheduler.cron.zones import Zone, zone
+from services.scheduler.exclusions import Exclusions
+from services.scheduler.parameters import INPUT_BYTES
+from services.scheduler.tasks import sorted_text
 
-INPUT_BYTES: Final = 64 * 1024
 CALENDAR: Final = frozenset({"cron", "interval", "once"})
 """Kinds that have instants on the calendar, and so a schedule."""
 COUNTED: Final = 10_000
 """Missed instants are counted up to here; beyond it is said that there are at least so many."""
 _WINDOW_MS: Final = 60_000
+_EXCLUDED_IN_A_ROW: Final = 20_000
+"""A calendar of which so many instants in a row are excluded is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +52,27 @@ class Plan:
     schedule: Schedule
     zone: Zone
     anchor_ms: int
+    exclusions: Exclusions | None = None
 
     def after(self, after_ms: int) -> int | None:
         """The first instant strictly later than `after_ms`, paused or not."""
         spec = self.spec
         if spec.start_at_ms is not None:
             after_ms = max(after_ms, spec.start_at_ms - 1)
-        found = instants.next_instant(self.schedule, self.zone, after_ms, anchor_ms=self.anchor_ms)
+        found = self._next(after_ms)
+        if self.exclusions is not None:
+            for _ in range(_EXCLUDED_IN_A_ROW):
+                if found is None or (free_ms := self.exclusions.free_from(found, self.zone)) is None:
+                    break
+                found = self._next(max(found, free_ms - 1))
+            else:
+                return None
         if found is None or (spec.end_at_ms is not None and found > spec.end_at_ms):
             return None
         return found
+
+    def _next(self, after_ms: int) -> int | None:
+        return instants.next_instant(self.schedule, self.zone, after_ms, anchor_ms=self.anchor_ms)
 
     def between(self, after_ms: int, until_ms: int) -> Iterator[int]:
         """All instants with `after_ms < instant <= until_ms`, in order."""
@@ -71,7 +87,7 @@ class Plan:
         if first is None or first > until_ms:
             return None
         schedule = self.schedule
-        if isinstance(schedule, Every):
+        if isinstance(schedule, Every) and self.exclusions is None:
             until_ms = min(until_ms, self.spec.end_at_ms or until_ms)
             step = schedule.seconds * 1000
             count = (until_ms - first) // step + 1
@@ -110,7 +126,8 @@ def plan(trigger_id: str, spec: TriggerSpec, anchor_ms: int) -> Plan | None:
 @lru_cache(maxsize=8_192)
 def _plan(trigger_id: str, text: str, anchor_ms: int) -> Plan:
     spec = msgspec.json.decode(text, type=TriggerSpec)
-    return Plan(trigger_id, spec, _schedule(spec, trigger_id), zone(spec.timezone), anchor_ms)
+    excluded = exclusions.read(spec.exclude) if spec.exclude else None
+    return Plan(trigger_id, spec, _schedule(spec, trigger_id), zone(spec.timezone), anchor_ms, excluded)
 
 
 def stored_plan(trigger_id: str, text: str, digest: str, anchor_ms: int) -> Plan:
@@ -128,16 +145,16 @@ def _schedule(spec: TriggerSpec, seed: str) -> Schedule:
     return parse(spec.expression, seed=seed)
 
 
-def read_specs(plain: list[Any]) -> list[TriggerSpec]:
+def read_specs(plain: list[Any], now_ms: int) -> list[TriggerSpec]:
     """Triggers as people sent them with a task. Raises with the path of the field."""
     specs: list[TriggerSpec] = []
     for index, item in enumerate(plain):
         with _placed(f"triggers[{index}]"):
-            specs.append(check(item if isinstance(item, TriggerSpec) else read_plain(item, TriggerSpec)))
+            specs.append(check(item if isinstance(item, TriggerSpec) else read_plain(item, TriggerSpec), now_ms))
     return specs
 
 
-def check(spec: TriggerSpec) -> TriggerSpec:
+def check(spec: TriggerSpec, now_ms: int) -> TriggerSpec:
     """The specification in its one stored form. Raises `cron_invalid`, `cron_never_fires`, `invalid` and others."""
     kind, expression, at_ms = spec.kind, spec.expression, spec.at_ms
     if kind in ("cron", "interval", "boot") and expression is None and kind != "boot":
@@ -155,7 +172,7 @@ def check(spec: TriggerSpec) -> TriggerSpec:
         raise Ql3Error("invalid", f"A trigger of kind `{kind}` takes no instant.", field="at_ms")
     if at_ms is not None and at_ms % 1000:
         raise Ql3Error("invalid", "Instants are whole seconds.", field="at_ms")
-    zone(spec.timezone)
+    excluded = exclusions.check(spec.exclude, spec.exclude_calendar, zone(spec.timezone), now_ms)
     _check_times(spec)
     if (spec.catch_up is not None) != (spec.missed == "catch_up"):
         raise Ql3Error("invalid", "`catch_up` is given with `missed: catch_up`, and only then.", field="catch_up")
@@ -163,11 +180,13 @@ def check(spec: TriggerSpec) -> TriggerSpec:
         raise Ql3Error(
             "invalid", "`after_task` is given with the kind of this name, and only then.", field="after_task"
         )
-    if spec.exclude:
-        raise Ql3Error("invalid", "Exclusion calendars are not known yet.", field="exclude")
+    if excluded and kind not in CALENDAR:
+        raise Ql3Error("invalid", f"A trigger of kind `{kind}` has no calendar to exclude from.", field="exclude")
     if spec.inputs is not None and len(msgspec.json.encode(spec.inputs)) > INPUT_BYTES:
         raise Ql3Error("too_large", f"Inputs have at most {INPUT_BYTES} bytes.", field="inputs")
-    return msgspec.structs.replace(spec, kind=kind, expression=expression, at_ms=at_ms)
+    return msgspec.structs.replace(
+        spec, kind=kind, expression=expression, at_ms=at_ms, exclude=excluded, exclude_calendar=None
+    )
 
 
 def _kind_of(schedule: Schedule, spec: TriggerSpec) -> tuple[Any, str | None, int | None]:
@@ -216,11 +235,8 @@ class _placed:  # noqa: N801 - reads as a statement
 
 
 def spec_text(spec: TriggerSpec) -> str:
-    """The stored text. Raises `invalid` for what has no canonical form."""
-    try:
-        return canonical(spec).decode()
-    except ValueError as error:
-        raise Ql3Error("invalid", f"It cannot be stored: {error}.", field="inputs") from error
+    """The stored text. Raises `invalid` for what has none."""
+    return sorted_text(spec, "inputs")
 
 
 def content_digest(text: str) -> str:

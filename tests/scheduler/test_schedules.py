@@ -322,13 +322,13 @@ async def test_once(room: Room, clock: ManualClock) -> None:
 
 async def test_jitter_starts_later_but_always_by_the_same(room: Room, clock: ManualClock) -> None:
     await room.create("hourly", cron("0 * * * *", jitter_ms=10 * MINUTE))
-    for _ in range(4 * 60):
-        clock.advance(MINUTE)
+    for _ in range(4 * 12):
+        clock.advance(5 * MINUTE)
         await room.look()
     orders = list(room.ledger.runs.values())
     assert [order.scheduled_for_ms for order in orders][:3] == [at(f"2026-03-02 {hour}:00:00") for hour in (13, 14, 15)]
     late = {order.created_at_ms - order.scheduled_for_ms for order in orders if order.scheduled_for_ms}
-    assert all(0 <= by <= 11 * MINUTE for by in late)
+    assert all(0 <= by <= 15 * MINUTE for by in late)
     assert len(late) > 1
 
 

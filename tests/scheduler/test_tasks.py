@@ -162,7 +162,7 @@ async def test_a_list_goes_by_name_in_pages(room: Room) -> None:
             "spec.execution.working_directory",
         ),
         (spec(overlap=Overlap(policy="skip", limit=2)), "invalid", "spec.terms.overlap.limit"),
-        (TaskSpec(execution=Execution(command=["x"]), parameters={"minimum": 0.5}), "invalid", "spec"),
+        (TaskSpec(execution=Execution(command=["x"]), parameters={"type": "array"}), "invalid", "spec.parameters"),
     ],
 )
 async def test_a_wrong_specification_is_refused_by_field(room: Room, wrong: TaskSpec, code: str, field: str) -> None:

@@ -74,8 +74,11 @@ def _next_fixed(cron: Cron, zone: Zone, after: int) -> int | None:
         reached = max(reached, change.at + change.before - 1)
         at = change.at
     wall = _next_wall(cron, reached)
-    if wall is None:
-        return None
+    return None if wall is None else reach(zone, after, wall)
+
+
+def reach(zone: Zone, after: int, wall: int) -> int:
+    """The first second later than `after` at which the wall clock shows `wall` or more, which it did not before."""
     at, offset = after, zone.offset(after)
     while (change := zone.next_change(at, wall - offset)) is not None:
         if change.at + change.after > wall:
