@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from schemas.triggers import TriggerUpdate
 from services.kit.clock import ManualClock
+from services.scheduler.triggers import check, plan
 from tests.fixtures_database import reopen, shift_clock
 from tests.scheduler.conftest import ALICE, ALLOW, PROJECT, Room, at, cron, spec
 
@@ -322,14 +323,24 @@ async def test_once(room: Room, clock: ManualClock) -> None:
 
 async def test_jitter_starts_later_but_always_by_the_same(room: Room, clock: ManualClock) -> None:
     await room.create("hourly", cron("0 * * * *", jitter_ms=10 * MINUTE))
+    trigger = await room.trigger()
+    found = plan(trigger.id, trigger.spec, 0)
+    assert found is not None
     for _ in range(4 * 12):
         clock.advance(5 * MINUTE)
         await room.look()
     orders = list(room.ledger.runs.values())
     assert [order.scheduled_for_ms for order in orders][:3] == [at(f"2026-03-02 {hour}:00:00") for hour in (13, 14, 15)]
-    late = {order.created_at_ms - order.scheduled_for_ms for order in orders if order.scheduled_for_ms}
-    assert all(0 <= by <= 15 * MINUTE for by in late)
-    assert len(late) > 1
+    for order in orders:
+        instant = order.scheduled_for_ms or 0
+        starts = instant + found.jitter_ms(instant)
+        assert starts - 1_000 <= order.created_at_ms <= starts + 5 * MINUTE
+
+
+def test_jitter_spreads_over_its_whole_width() -> None:
+    found = plan("trigger", check(cron("0 * * * *", jitter_ms=10), 0), 0)
+    assert found is not None
+    assert {found.jitter_ms(hour * HOUR) for hour in range(500)} == set(range(11))
 
 
 async def test_two_schedulers_share_the_rows_and_admit_each_once(room: Room, clock: ManualClock) -> None:
