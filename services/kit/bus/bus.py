@@ -69,13 +69,24 @@ class Bus:
         With `streams=False` this bus declares none, now or after a wipe: a worker has no right to.
         """
         self._streams.declares = streams
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
         await self._connection.start(wait_s)
-        if streams:
-            try:
-                await self.ensure_streams()
-            except BaseException:
-                await self.stop()
-                raise
+        try:
+            backoff = BACKOFF_MIN_S
+            while streams:
+                try:
+                    await self.ensure_streams()
+                    break
+                except Ql3Error as error:
+                    # Servers that just started may not have chosen yet who leads.
+                    if error.code != "unavailable" or loop.time() + backoff > deadline:
+                        raise
+                await asyncio.sleep(backoff)
+                backoff = min(BACKOFF_MAX_S, backoff * 2)
+        except BaseException:
+            await self.stop()
+            raise
         return self
 
     async def stop(self) -> None:

@@ -26,8 +26,9 @@ BatchHandler = Callable[[list[Any]], Awaitable["Sequence[BaseException | None] |
 Bury = Callable[[Msg, str, str, int], Awaitable[bool]]
 
 PULL_EXPIRES_S: Final = 30
-HEARTBEAT_S: Final = 5
-SILENCE_S: Final = 3 * HEARTBEAT_S
+HEARTBEAT_EDGE_S: Final = 5
+HEARTBEAT_S: Final = 2
+"""Shorter where a server can be lost together with the pulls that it holds."""
 PULL_BYTES: Final = 8 * 1024 * 1024
 NAK_MAX_S: Final = 60.0
 
@@ -154,11 +155,12 @@ class Consumer:
         """
         self._pulls += 1
         reply = f"{self._inbox}.{self._pulls:x}"
+        heartbeat_s = HEARTBEAT_EDGE_S if self._connection.options.edge else HEARTBEAT_S
         request = {
             "batch": BATCH_ITEMS,
             "max_bytes": PULL_BYTES,
             "expires": PULL_EXPIRES_S * NANO,
-            "idle_heartbeat": HEARTBEAT_S * NANO,
+            "idle_heartbeat": heartbeat_s * NANO,
             "no_wait": True,
         }
         connection = self._connection
@@ -167,7 +169,7 @@ class Consumer:
         messages = self._in_hand
         while len(messages) < BATCH_ITEMS:
             try:
-                async with asyncio.timeout(SILENCE_S):
+                async with asyncio.timeout(3 * heartbeat_s):
                     message = await self._arrived.get()
             except TimeoutError:
                 # Not even a heartbeat: the pull was lost, or the consumer with its stream.

@@ -17,11 +17,13 @@ NANO: Final = 1_000_000_000
 MAX_ACK_PENDING: Final = 10_000
 DUPLICATE_WINDOW_S: Final = 120
 WORKER_INACTIVE_S: Final = 3600
-API_TIMEOUT_S: Final = 5.0
+API_TIMEOUT_S: Final = 2.0
 
 _STREAM_NOT_FOUND = 10059
 _STREAM_DIFFERS = 10058
 _CONSUMER_DIFFERS = 10148
+_PASSING = frozenset({10005, 10008, 10009})
+"""No peers yet, temporarily unavailable, not the leader: a cluster that has not chosen who leads."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.bus")
 
@@ -126,11 +128,15 @@ class Streams:
         for stream in STREAMS:
             config = stream_config(stream, edge=options.edge, replicas=options.replicas)
             try:
-                await jetstream_api(self._connection, f"STREAM.CREATE.{stream.name}", config)
+                answer = await jetstream_api(self._connection, f"STREAM.CREATE.{stream.name}", config)
+                if answer.get("did_create"):
+                    log.info("stream created", stream=stream.name)
             except JetStreamRefusal as refusal:
                 if refusal.code == _STREAM_DIFFERS:
                     log.debug("stream differs from its declaration", stream=stream.name)
                     continue
+                if refusal.code in _PASSING:
+                    raise Ql3Error("unavailable", f"The stream {stream.name} cannot be created yet.") from refusal
                 raise Ql3Error(
                     "setup_invalid", f"The stream {stream.name} cannot be created: {refusal.text}.", field="nats"
                 ) from refusal
@@ -142,7 +148,6 @@ class Streams:
             raise Ql3Error("unavailable", "The streams are not declared.")
         async with self._lock:
             if self._declared == seen:
-                log.warning("streams are missing, declaring them again")
                 await self.ensure()
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
