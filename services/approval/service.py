@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -41,6 +40,7 @@ from services.kit.health import Health
 from services.kit.ids import new_id
 from services.kit.loops import Loop
 from services.kit.orders import AckBatcher
+from services.kit.version import VERSION
 
 NAME: Final = "approval"
 ENDED_RUNS: Final = "ql3.evt.run.*.*."
@@ -92,7 +92,7 @@ class ApprovalService:
     async def start(self) -> None:
         """Answer, then work."""
         await self._acks.start()
-        await self._bus.serve(NAME, version("ql3"), self._routes())
+        await self._bus.serve(NAME, VERSION, self._routes())
         await self._bus.consume(NAME, {RequestApprovals: self._requested})
         for status in sorted(RUN_TERMINAL):
             await self._bus.on_event(f"{ENDED_RUNS}{status}", self._run_ended)
@@ -143,7 +143,7 @@ class ApprovalService:
             _route(endpoints.FEED_READ[NAME], self._feed),
             _route(endpoints.AUDIT_READ[NAME], self._audit_page),
             _route(endpoints.AUDIT_VERIFY[NAME], self._audit_verify),
-            self._health.route(NAME, version("ql3")),
+            self._health.route(NAME, VERSION),
         ]
 
     async def _feed(self, wanted: FeedRead) -> FeedPage:

@@ -84,9 +84,9 @@ from services.kit.loops import Loop
 from services.kit.policy import PolicyClient
 from services.kit.standing import standing_routes
 from services.kit.upkeep import upkeep
+from services.kit.version import VERSION
 
 NAME: Final = "dispatcher"
-VERSION: Final = "1.0.0"
 TICK_S: Final = 1.0
 RUNG_S: Final = 3600.0
 """The pace of loops that the timers ring when something of theirs is due."""

@@ -27,9 +27,9 @@ from services.kit.loops import Loop
 from services.kit.policy import PolicyClient
 from services.kit.standing import standing_routes
 from services.kit.upkeep import upkeep
+from services.kit.version import VERSION
 
 NAME = "gateway"
-VERSION = "1.0.0"
 IDEMPOTENCY_KEPT_MS = 86_400_000
 ENDED_KEPT_MS = 7 * 86_400_000
 FORGET_EVERY_S = 600.0

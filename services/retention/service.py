@@ -46,11 +46,11 @@ from services.kit.loops import Loop
 from services.kit.policy import PolicyClient
 from services.kit.standing import standing_routes
 from services.kit.upkeep import upkeep
+from services.kit.version import VERSION
 from services.retention import intake, policy, sweep
 from services.retention.store import artifacts, orders, policies
 
 NAME = "retention"
-VERSION = "1.0.0"
 FACTS_PAUSE_S = 0.25
 """Facts come by the thousand; reading the feed a few times a second gathers them into one transaction."""
 SWEEP_S = 60.0

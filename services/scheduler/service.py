@@ -58,6 +58,7 @@ from services.kit.loops import Loop
 from services.kit.policy import PolicyClient
 from services.kit.standing import standing_routes
 from services.kit.upkeep import upkeep
+from services.kit.version import VERSION
 from services.scheduler import running
 from services.scheduler.admissions import SENDER
 from services.scheduler.catalogue import Catalogue
@@ -70,7 +71,6 @@ from services.scheduler.submitting import Submitter
 from services.scheduler.timetable import BELL, RING_BELL, Timetable
 
 NAME = SENDER
-VERSION = "1.0.0"
 RING_EVERY_S = 1.0
 PRUNE_EVERY_S = 300.0
 STALE_S = 5

@@ -41,12 +41,12 @@ from services.kit.policy import PolicyClient
 from services.kit.sealing import SealError, attempt_context, seal, secret_context
 from services.kit.standing import standing_routes
 from services.kit.upkeep import upkeep
+from services.kit.version import VERSION
 from services.vault import secret, store
 from services.vault.envelope import Envelope, EnvelopeFacts, decrypt, encrypt, same_value, wipe
 from services.vault.keyring import Keyring, KeyringFile, unavailable
 
 NAME = "vault"
-VERSION = "1.0.0"
 _TRIES = 5
 _KEYRING_CHECK_S = 30.0
 

@@ -58,6 +58,7 @@ from services.kit.database import Database
 from services.kit.ids import new_id
 from services.kit.loops import Loop
 from services.kit.sealing import SealError, SealingKey, attempt_context
+from services.kit.version import VERSION
 from services.worker import attempt as rules
 from services.worker import store
 from services.worker.attempt import END_SEQUENCE, Held, Receipt
@@ -69,7 +70,6 @@ from services.worker.place import Directories, describe, load_key, look
 from services.worker.reports import Reports
 
 NAME = "worker"
-VERSION = "1.0.0"
 DRAIN_S: Final = 10.0
 STOP_RUNS_S: Final = 30.0
 LARGE_LOG: Final = 1024 * 1024
