@@ -102,6 +102,11 @@ def check(made: Plan, folder: Path) -> tuple[dict[str, Any], list[Violation]]:
         "attempts": dict(sorted(attempts.items())),
         "starts_recorded": len(starts),
         "ends_recorded": len(ends),
+        "not_started": sum(
+            attempt["status"] == "failed" and attempt["error_code"] in ("not_started", "start_window_passed")
+            for rows in ledger.attempts.values()
+            for attempt in rows
+        ),
         "scripts_killed": len(done.killed),
         "late_receipts": sum(attempt["late_receipt"] for rows in ledger.attempts.values() for attempt in rows),
         "faults": sum(ground.blows.values()),

@@ -165,6 +165,7 @@ class Ground:
         if wipe:
             await asyncio.to_thread(shutil.rmtree, self.folder / "jetstream", ignore_errors=True)
         await asyncio.sleep(down_s)
+        self.done.worker_kills += "worker" in victims
         if {"worker", "dispatcher", "nats"} & set(victims):
             self._stood_still(down_s)
         if "nats" in victims:

@@ -62,6 +62,7 @@ class Done:
     """Runs whose cancel was asked for, whether or not an answer came."""
     host_down: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     """From the kill of a process host until the next one was there."""
+    worker_kills: int = 0
     killed: dict[str, float] = field(default_factory=dict[str, float])
     """Attempts whose script was killed."""
     longest_pause_s: float = 0.0
@@ -266,9 +267,12 @@ class _Case:
             return ["with exit code 0"] if code == 0 else self._ended_with(code)
         if self.start is not None:
             return [f"{self.attempt['error_code']} without an exit code, but the script started"]
-        if self.attempt["error_code"] == "start_window_passed" and self.done.longest_pause_s >= LONG_PAUSE_S:
+        cause = self.attempt["error_code"]
+        if cause == "not_started" and (self.done.worker_kills or self.done.host_down):
+            return []  # granted, and the worker was gone before the spawn; nothing ran, and the ledger says so
+        if cause == "start_window_passed" and self.done.longest_pause_s >= LONG_PAUSE_S:
             return []
-        return [f"never started: {self.attempt['error_code']}"]
+        return [f"never started: {cause}"]
 
     def _lost(self) -> list[str]:
         if self.attempt["exit_code"] is not None:

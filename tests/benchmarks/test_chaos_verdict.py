@@ -99,6 +99,13 @@ CLEAN: list[tuple[str, list[Start], list[End], Ledger, Done]] = [
         Done({"r": "third-time"}),
     ),
     (
+        "killed worker, before the spawn",
+        [],
+        [],
+        ledger("failed", attempt(1, "failed", exit_code=None, error_code="not_started")),
+        Done({"r": "short"}, worker_kills=1),
+    ),
+    (
         "window missed while everything stood still",
         [],
         [],
@@ -140,6 +147,13 @@ CONTRADICTIONS: list[tuple[str, list[Start], list[End], Ledger, Done]] = [
         [end()],
         ledger("failed", attempt(1, "failed", exit_code=None, error_code="not_started")),
         Done({"r": "short"}, longest_pause_s=18),
+    ),
+    (
+        "not started, though its worker lived",
+        [],
+        [],
+        ledger("failed", attempt(1, "failed", exit_code=None, error_code="not_started")),
+        Done({"r": "short"}),
     ),
     (
         "window missed without a reason",
