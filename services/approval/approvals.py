@@ -183,7 +183,7 @@ class Approvals:
             await projects.assert_fence(tx, project, who, fence)
             await rows.insert_decision(tx, request, made)
             if after is not request:
-                await rows.update(tx, request, after, consume_after_ms=now_ms if after.state == "approved" else None)
+                await rows.update(tx, request, after)
                 if after.state == "rejected":
                     await self._end(tx, after, "rejected", now_ms)
             await audit.append(

@@ -386,7 +386,7 @@ class Endings:
         if opened == 0:
             # Everything older has its ending; an hour covers a clock that is set back a little.
             self._since_ms = max(0, now_ms - 3_600_000)
-        due = await self._database.read(lambda tx: rows.due_endings(tx, now_ms, PAGE))
+        due = await self._database.read(lambda tx: rows.due_endings(tx, PAGE))
         waits = await asyncio.gather(*(self._tell(ending) for ending in due))
         if opened == PAGE or (len(due) == PAGE and "later" not in waits):
             return True
@@ -398,8 +398,7 @@ class Endings:
         except Ql3Error as error:
             if error.code in ("unavailable", "database_unavailable", "commit_unknown", "capacity", "internal_error"):
                 wait_ms = min(ENDING_RETRY_MAX_MS, ENDING_RETRY_MS * 2 ** min(ending.tries, 10))
-                due_ms = self._gate.now_ms() + wait_ms
-                await self._database.transact(lambda tx: rows.ending_later(tx, ending.request_id, due_ms))
+                await self._database.transact(lambda tx: rows.ending_later(tx, ending.request_id, wait_ms))
                 return "later"
             answer = error.code  # such as not_found: there is nothing that waits
         now_ms = self._gate.now_ms()

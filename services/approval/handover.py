@@ -55,8 +55,8 @@ class HandOver:
         except Ql3Error as error:
             if error.code in ("approval_expired", "version_conflict", "invalid_transition"):
                 return False
-            refusal, later_ms = error.code, self._gate.now_ms() + CONSUME_RETRY_MS
-            await self._database.transact(lambda tx: rows.consume_later(tx, request_id, later_ms, refusal))
+            refusal = error.code
+            await self._database.transact(lambda tx: rows.consume_later(tx, request_id, CONSUME_RETRY_MS, refusal))
             return False
         return True
 

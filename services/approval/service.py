@@ -12,9 +12,8 @@ from schemas import endpoints
 from schemas.approvals import RequestApprovals
 from schemas.endpoints import Endpoint
 from schemas.errors import Ql3Error
-from schemas.identity import DEFAULT_PROJECT
 from schemas.runs import RUN_TERMINAL, RunChanged, RunRelease, RunReleaseAnswer
-from schemas.system import AuditPage, AuditRead, AuditVerdict, AuditVerify, FeedPage, FeedRead, HealthRead
+from schemas.system import HealthRead
 from services.approval.approvals import ENDINGS, RELEASE, WORK, Approvals
 from services.approval.asking import Asking
 from services.approval.authority import Authority
@@ -31,15 +30,17 @@ from services.approval.handlers.task_change import TaskChangeHandler
 from services.approval.handlers.worker_drain import WorkerDrainHandler
 from services.approval.reconciler import Reconciler
 from services.approval.store import requests as rows
-from services.kit import audit, outbox
 from services.kit.bus import Bus, Caller, Delivery, Route
 from services.kit.clock import Clock
 from services.kit.config import Config
-from services.kit.database import Database, Transaction
+from services.kit.database import Database
 from services.kit.health import Health
 from services.kit.ids import new_id
 from services.kit.loops import Loop
 from services.kit.orders import AckBatcher
+from services.kit.policy import PolicyClient
+from services.kit.standing import standing_routes
+from services.kit.upkeep import upkeep
 from services.kit.version import VERSION
 
 NAME: Final = "approval"
@@ -78,13 +79,10 @@ class ApprovalService:
         self.reconciler = Reconciler(self.gate, self.handlers, owner=owner)
         self.endings = Endings(self.gate, self.approvals, self._end_run)
         pace_s = 5.0 if config.profile == "edge" else 2.0
-        relay, sealer, pruner = outbox.Relay(database, bus), audit.Sealer(database), outbox.Pruner(database)
         self.loops = [
             Loop("approval.actions", self._act, every_s=pace_s, bell=database.bell(WORK)),
             Loop("approval.endings", self.endings.step, every_s=pace_s, bell=database.bell(ENDINGS)),
-            Loop("approval.relay", relay.step, every_s=outbox.FALLBACK_S, bell=relay.bell),
-            Loop("approval.sealer", sealer.step, every_s=audit.FALLBACK_S, bell=database.bell(audit.BELL)),
-            Loop("approval.pruner", pruner.step, every_s=outbox.PRUNE_EVERY_S),
+            *upkeep(database, bus),
         ]
         self._health = Health()
         self._health.add("bus", bus.health)
@@ -140,25 +138,10 @@ class ApprovalService:
             _route(endpoints.ACTIONS_LIST, self.reconciler.page),
             _route(endpoints.ACTIONS_GET, self.reconciler.get),
             _route(endpoints.ACTIONS_RECOVER, self.reconciler.recover),
-            _route(endpoints.FEED_READ[NAME], self._feed),
-            _route(endpoints.AUDIT_READ[NAME], self._audit_page),
-            _route(endpoints.AUDIT_VERIFY[NAME], self._audit_verify),
-            self._health.route(NAME, VERSION),
+            *standing_routes(
+                NAME, VERSION, database=self._database, policy=PolicyClient(self._bus), health=self._health
+            ),
         ]
-
-    async def _feed(self, wanted: FeedRead) -> FeedPage:
-        return await self._database.read(lambda tx: outbox.read_feed(tx, wanted.after, wanted.limit, wanted.subjects))
-
-    async def _audit_page(self, wanted: AuditRead) -> AuditPage:
-        async def work(tx: Transaction) -> AuditPage:
-            await self.gate.require(tx, wanted.actor, wanted.project or DEFAULT_PROJECT, "policy.manage")
-            return await audit.read_page(tx, wanted.project, wanted.page)
-
-        return await self._database.read(work)
-
-    async def _audit_verify(self, wanted: AuditVerify) -> AuditVerdict:
-        await self._database.read(lambda tx: self.gate.require(tx, wanted.actor, DEFAULT_PROJECT, "policy.manage"))
-        return await audit.verify(self._database)
 
     # -- work
 

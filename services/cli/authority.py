@@ -247,7 +247,7 @@ def _set_role(who: str, role: str | None, project: str, as_json: bool, data: Pat
     with connect(data) as client:
         known = client.items(in_project(project, "/roles"), 100_000)["items"]
         version = max((item["version"] for item in known if item["subject"] == {"type": kind, "id": name}), default=0)
-        path = in_project(project, f"/roles/{quote(kind, safe='')}/{quote(name, safe='')}")
+        path = in_project(project, f"/roles/{quote(kind, safe='')}/{quote(name, safe='@:')}")
         bound = client.put(path, {"role": role, "expected_version": version})
     if as_json:
         output.document(bound)

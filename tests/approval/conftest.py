@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest_asyncio
@@ -29,13 +29,18 @@ from services.approval.handlers.port import Inspection, Outcome, Planned
 from services.approval.handover import HandOver
 from services.approval.reconciler import Reconciler
 from services.approval.recovery import Control, Finding
+from services.approval.service import ApprovalService
 from services.approval.store import actions
 from services.approval.store import recovery as controls
 from services.approval.store import requests as request_rows
 from services.approval.store.actions import Dispatch
-from services.kit.clock import ManualClock
+from services.dispatcher.service import DispatcherService
+from services.kit.clock import ManualClock, WallClock
+from services.kit.config import Config
 from services.kit.database import Database
 from services.kit.ids import new_id
+from services.scheduler.service import SchedulerService
+from tests.fixtures_nats import BusFactory
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -279,3 +284,25 @@ class Works(World):
 async def works(database_for: Callable[[str], Awaitable[Database]]) -> Works:
     """Authority that carries out, on SQLite and on PostgreSQL."""
     return Works(await database_for("approval"))
+
+
+@pytest_asyncio.fixture
+async def house(database_on: Callable[..., Awaitable[Database]], bus_for: BusFactory) -> AsyncIterator[Any]:
+    """The real scheduler and dispatcher beside approval."""
+    from tests.approval.house import House
+
+    services: list[Any] = []
+    for name, kind in (
+        ("approval", ApprovalService),
+        ("scheduler", SchedulerService),
+        ("dispatcher", DispatcherService),
+    ):
+        database = await database_on("sqlite", name)
+        made = kind(config=Config(), database=database, bus=await bus_for(name), clock=WallClock())
+        await made.start()
+        services.append(made)
+    found = House(await bus_for("gateway"))
+    await found.listen()
+    yield found
+    for made in reversed(services):
+        await made.stop()

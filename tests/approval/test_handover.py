@@ -14,6 +14,7 @@ from services.approval.store import requests as rows
 from services.kit.database import CheckViolation, Statement
 from services.kit.ids import new_id
 from tests.approval.conftest import HOUR, Works, console, hold
+from tests.fixtures_database import shift_clock
 
 ANN = Subject(type="user", id="ann")
 SYSTEM = Subject(type="system", id="approval")
@@ -109,7 +110,7 @@ async def test_a_requester_who_lost_the_right_gets_nothing_until_they_have_it_ag
     # It is not tried again at once, but it is tried again.
     assert await works.hand_over.due(10) == []
     await works.bind(ANN, "operator", expected=2)
-    works.clock.advance(15_000)
+    await shift_clock(works.database, 15_000)
     assert await works.hand_over.due(10) == [request_id]
     assert await works.hand_over.one(request_id)
 

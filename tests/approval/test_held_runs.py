@@ -2,115 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 import pytest
-import pytest_asyncio
 
 from schemas import endpoints
-from schemas.approvals import ApprovalChanged, ApprovalCreate, ApprovalDecide, ApprovalWithdraw
+from schemas.approvals import ApprovalCreate, ApprovalWithdraw
 from schemas.errors import Ql3Error
 from schemas.identity import IdentityRegister, RoleBind, Subject
-from schemas.runs import Run, RunCancel, RunChanged, RunList, RunRead
-from schemas.tasks import Execution, Task, TaskCreate, TaskRun, TaskSpec, Terms
-from services.approval.service import ApprovalService
-from services.dispatcher.service import DispatcherService
-from services.kit.bus import Bus, Delivery
+from schemas.runs import RunCancel, RunList
+from schemas.tasks import TaskRun
 from services.kit.clock import WallClock
-from services.kit.config import Config
-from services.kit.database import Database
 from services.kit.ids import new_id
-from services.scheduler.service import SchedulerService
 from tests.approval.conftest import actor, console, gateway
-from tests.fixtures_nats import BusFactory, Heard
-
-
-class House:
-    """The three services on one bus, and the gateway's place on it."""
-
-    def __init__(self, bus: Bus) -> None:
-        self.bus = bus
-        self.facts = Heard()
-        self.requests = Heard()
-
-    async def listen(self) -> None:
-        async def heard(delivery: Delivery) -> None:
-            await self.facts.add(delivery.decode(RunChanged))
-
-        async def heard_request(delivery: Delivery) -> None:
-            await self.requests.add(delivery.decode(ApprovalChanged))
-
-        await self.bus.on_event("ql3.evt.run.>", heard)
-        await self.bus.on_event("ql3.evt.approval.>", heard_request)
-        await self.bus.flush()
-
-    async def task(
-        self, name: str = "held", *, needs_approval: bool = True, labels: dict[str, str] | None = None
-    ) -> Task:
-        spec = TaskSpec(
-            execution=Execution(command=["true"]), terms=Terms(needs_approval=needs_approval, labels=labels or {})
-        )
-        answer = await self.bus.request(
-            endpoints.TASKS_CREATE, TaskCreate(actor=now(console), project="default", name=name, spec=spec)
-        )
-        return answer.task
-
-    async def run(self, task: str = "held") -> Run:
-        answer = await self.bus.request(endpoints.TASKS_RUN, TaskRun(actor=now(console), project="default", task=task))
-        return answer.run
-
-    async def decide(self, approval: str, decision: Any) -> None:
-        """Decide once the order has arrived."""
-        await self.asked(approval, "pending")
-        await self.bus.request(
-            endpoints.APPROVALS_DECIDE,
-            ApprovalDecide(
-                actor=now(console),
-                project="default",
-                approval=approval,
-                decision_id=new_id(),
-                decision=decision,
-            ),
-        )
-
-    async def asked(self, approval: str, state: str) -> None:
-        """Return when the request has been in this state."""
-        await self.requests.until(
-            lambda items: any((item.approval_id, item.state) == (approval, state) for item in items)  # type: ignore[attr-defined]
-        )
-
-    async def until(self, run: str, *statuses: str) -> Run:
-        """The run once it is in one of these."""
-        await self.facts.until(
-            lambda items: any(item.run_id == run and item.status in statuses for item in items)  # type: ignore[attr-defined]
-        )
-        question = RunRead(actor=now(console), project="default", run=run)
-        return (await self.bus.request(endpoints.RUNS_GET, question)).run
-
-
-def now(who: Callable[[int], Any]) -> Any:
-    """An actor authenticated just now."""
-    return who(WallClock().now_ms())
-
-
-@pytest_asyncio.fixture
-async def house(database_on: Callable[..., Awaitable[Database]], bus_for: BusFactory):
-    services: list[Any] = []
-    for name, kind in (
-        ("approval", ApprovalService),
-        ("scheduler", SchedulerService),
-        ("dispatcher", DispatcherService),
-    ):
-        database = await database_on("sqlite", name)
-        made = kind(config=Config(), database=database, bus=await bus_for(name), clock=WallClock())
-        await made.start()
-        services.append(made)
-    found = House(await bus_for("gateway"))
-    await found.listen()
-    yield found
-    for made in reversed(services):
-        await made.stop()
+from tests.approval.house import House, now
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ _BY_CONSUMPTION = Statement(
 )
 _TO_CONSUME = Statement("""
     SELECT id FROM approval_requests
-    WHERE state = 'approved' AND consume_after_ms <= $1 AND expires_at_ms > $1
-    ORDER BY consume_after_ms, id LIMIT $2
+    WHERE state = 'approved' AND consume_after_ms <= $1 AND expires_at_ms > $2
+    ORDER BY consume_after_ms, id LIMIT $3
 """)
 
 _DECISION = (
@@ -91,7 +91,7 @@ _VIEW = Statement(f"SELECT {_LISTED} FROM {_FROM} WHERE r.id = $1 AND r.project_
 
 _END = Statement("""
     INSERT INTO approval_endings (request_id, dispatch_id, project_id, outcome, created_at_ms, due_at_ms, tries)
-    VALUES ($1, $2, $3, $4, $5, $5, 0) ON CONFLICT (request_id) DO NOTHING
+    VALUES ($1, $2, $3, $4, $5, $6, 0) ON CONFLICT (request_id) DO NOTHING
 """)
 _ENDED = Statement("SELECT outcome FROM approval_endings WHERE request_id = $1")
 _EXPIRED = """
@@ -202,8 +202,11 @@ async def insert_many(tx: Transaction, made: Sequence[Request]) -> None:
     )
 
 
-async def update(tx: Transaction, before: Request, after: Request, *, consume_after_ms: int | None = None) -> None:
-    """Store a step of the machine. Raises `version_conflict` when the row has moved."""
+async def update(tx: Transaction, before: Request, after: Request) -> None:
+    """Store a step of the machine; what is approved is due at once. Raises `version_conflict` when the row has moved.
+
+    When to try something again is judged by the database's clock: a wall clock that is set back must not stop work.
+    """
     changed = await tx.execute(
         _UPDATE,
         before.id,
@@ -225,20 +228,20 @@ async def update(tx: Transaction, before: Request, after: Request, *, consume_af
         after.withdrawn_by.type if after.withdrawn_by else None,
         after.withdrawn_by.id if after.withdrawn_by else None,
         after.withdrawn_at_ms,
-        consume_after_ms,
+        await tx.now_ms() if after.state == "approved" else None,
     )
     if changed != 1:
         raise Ql3Error("version_conflict")
 
 
 async def to_consume(tx: Transaction, now_ms: int, limit: int) -> list[str]:
-    """Approved requests whose action is to be handed over now."""
-    return [row["id"] for row in await tx.fetch(_TO_CONSUME, now_ms, limit)]
+    """Approved requests, not expired at `now_ms` of the wall, whose action is to be handed over now."""
+    return [row["id"] for row in await tx.fetch(_TO_CONSUME, await tx.now_ms(), now_ms, limit)]
 
 
-async def consume_later(tx: Transaction, request_id: str, at_ms: int, refusal: str) -> None:
-    """Try the consumption again at `at_ms`; `refusal` is shown until then."""
-    await tx.execute(_CONSUME_LATER, request_id, at_ms, refusal[:64])
+async def consume_later(tx: Transaction, request_id: str, wait_ms: int, refusal: str) -> None:
+    """Try the consumption again after `wait_ms`; `refusal` is shown until then."""
+    await tx.execute(_CONSUME_LATER, request_id, await tx.now_ms() + wait_ms, refusal[:64])
 
 
 async def decision(tx: Transaction, decision_id: str) -> DecisionRow | None:
@@ -342,7 +345,7 @@ async def end(
     now_ms: int,
 ) -> None:
     """Open the ending of a held run: it is told until it answers."""
-    await tx.execute(_END, request_id, dispatch_id, project, outcome, now_ms)
+    await tx.execute(_END, request_id, dispatch_id, project, outcome, now_ms, await tx.now_ms())
 
 
 async def ended(tx: Transaction, request_id: str) -> bool:
@@ -358,13 +361,13 @@ async def expired_holds(
     return [Expired(row["id"], row["project_id"], row["version"]) for row in rows]
 
 
-async def due_endings(tx: Transaction, now_ms: int, limit: int) -> list[Ending]:
+async def due_endings(tx: Transaction, limit: int) -> list[Ending]:
     """Endings to be told now."""
     return [
         Ending(
             row["request_id"], row["dispatch_id"], row["project_id"], row["outcome"], row["tries"], row["action_ref"]
         )
-        for row in await tx.fetch(_DUE_ENDINGS, now_ms, limit)
+        for row in await tx.fetch(_DUE_ENDINGS, await tx.now_ms(), limit)
     ]
 
 
@@ -373,9 +376,9 @@ async def ending_answered(tx: Transaction, request_id: str, answer: str, now_ms:
     await tx.execute(_ENDING_ANSWERED, request_id, answer, now_ms)
 
 
-async def ending_later(tx: Transaction, request_id: str, due_at_ms: int) -> None:
-    """Nobody answered; tell it again later."""
-    await tx.execute(_ENDING_LATER, request_id, due_at_ms)
+async def ending_later(tx: Transaction, request_id: str, wait_ms: int) -> None:
+    """Nobody answered; tell it again after `wait_ms`."""
+    await tx.execute(_ENDING_LATER, request_id, await tx.now_ms() + wait_ms)
 
 
 def _subject(row: Row, prefix: str) -> Subject | None:
