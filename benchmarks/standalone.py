@@ -99,8 +99,10 @@ class Standalone:
             else:
                 return
 
-    def serve(self, service: str, *, name: str | None = None, wait: bool = True) -> subprocess.Popen[str]:
-        """Start one service in a process of its own and wait until it says that it serves."""
+    def serve(
+        self, service: str, *, name: str | None = None, wait: bool = True, **settings: str
+    ) -> subprocess.Popen[str]:
+        """Start one service in a process of its own, with further settings, and wait until it says that it serves."""
         name = name or service
         user = "worker-local" if service == "worker" else service
         extra = {
@@ -115,7 +117,7 @@ class Standalone:
         arguments = ["serve", service, *(["--stop-runs"] if service == "worker" else [])]
         process = subprocess.Popen(
             [sys.executable, "-m", "services.cli.main", *arguments],
-            env=self._full(extra),
+            env=self._full(extra | settings),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=(self.folder / f"{name}.log").open("a"),

@@ -38,9 +38,10 @@ async def bus_for(nats_server: NatsServer) -> AsyncIterator[BusFactory]:
     """
     buses: list[Bus] = []
 
-    async def make(service: str, *, worker: str | None = None, streams: bool = True, **changes: Any) -> Bus:
+    async def make(service: str, *, worker: str | None = None, streams: bool | None = None, **changes: Any) -> Bus:
         bus = Bus(msgspec.structs.replace(nats_server.options(service, worker=worker), **changes))
-        await bus.start(wait_s=WAIT_S, streams=streams)
+        # A worker may not declare streams; it waits for the services that do.
+        await bus.start(wait_s=WAIT_S, streams=worker is None if streams is None else streams)
         buses.append(bus)
         return bus
 

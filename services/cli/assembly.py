@@ -90,9 +90,10 @@ class House:
         while self._databases:
             await _quietly("database", self._databases.pop().close())
 
-    def health(self) -> dict[str, list[str]]:
-        """Reasons of each service why it is not ready."""
-        return {name: service.health() for name, service in self.services.items()}
+    def reasons(self) -> list[str]:
+        """Why the services of this process are not ready yet; empty when all are."""
+        missing = [f"{name}: it has not started" for name in self.names if name not in self.services]
+        return missing + [f"{name}: {reason}" for name, service in self.services.items() for reason in service.health()]
 
     async def _open(self, name: str, *, migrating: bool) -> Database:
         where = database_config(self.config, name)

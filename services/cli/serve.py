@@ -17,6 +17,7 @@ from services.kit.config import Config
 
 if TYPE_CHECKING:
     from services.kit.bus import BusOptions
+    from services.kit.health import ProbeServer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3")
 
@@ -33,8 +34,9 @@ async def run(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     house = House(config, wanted, lambda service: bus_options(config, service), stop_runs=stop_runs)
-    await house.start(migrating=migrating)
+    probes = await _probes(config, house)
     try:
+        await house.start(migrating=migrating)
         if "gateway" in wanted:
             await _write_console(config, house.services["gateway"])
         on_ready(wanted)
@@ -42,6 +44,31 @@ async def run(
         log.info("stopping")
     finally:
         await house.stop()
+        if probes is not None:
+            await probes.stop()
+
+
+async def _probes(config: Config, house: House) -> ProbeServer | None:
+    """Answer a container's probes from the first moment; not ready until every service is."""
+    if config.probe_listen is None:
+        return None
+    from services.kit.health import Health, ProbeServer
+
+    host, _, port = config.probe_listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise Ql3Error("setup_invalid", "Write it as host:port.", field="QL3_PROBE_LISTEN")
+    health = Health()
+    health.add("services", house.reasons)
+    probes = ProbeServer(health, host.strip("[]"), int(port))
+    try:
+        await probes.start()
+    except OSError as error:
+        raise Ql3Error(
+            "setup_invalid",
+            f"It cannot be listened on ({error.strerror}).",
+            field="QL3_PROBE_LISTEN",
+        ) from error
+    return probes
 
 
 async def _write_console(config: Config, gateway: Any) -> None:

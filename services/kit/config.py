@@ -45,6 +45,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     replicas of a gateway need the same one."""
     gateway_requests: Annotated[int, Meta(ge=1, le=4096)] = 64
     """Requests worked on at once; as many open streams are allowed besides."""
+    probe_listen: str | None = None
+    """`host:port` of `/livez` and `/readyz` in `ql3 serve`, for the probes of a container; none when absent."""
     database_url: str = ""
     database_password: str | None = None
     database_credentials: Path | None = None

@@ -7,9 +7,10 @@ import sys
 from collections import Counter
 from collections.abc import Generator
 
+import httpx
 import pytest
 
-from benchmarks.standalone import Standalone, ql3_standalone
+from benchmarks.standalone import Standalone, free_port, ql3_standalone
 from tests.e2e.box import PROJECT, all_ended, eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -30,6 +31,18 @@ def test_a_run_goes_through_processes_that_share_nothing_but_the_bus(installatio
         row = all_ended(client, [run_id])[run_id]
         assert (row["status"], row["exit_code"]) == ("succeeded", 0)
         assert client.raw(f"{PROJECT}/runs/{run_id}/log").content == b"across processes\n"
+
+
+def test_a_service_answers_its_probes(installation: Standalone) -> None:
+    port = free_port()
+    installation.serve("vault", name="vault-2", QL3_PROBE_LISTEN=f"127.0.0.1:{port}")
+
+    def status(path: str) -> int:
+        return httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False).status_code
+
+    assert status("/livez") == 200
+    eventually(lambda: status("/readyz") == 200, "it is ready")
+    assert status("/anything") == 404
 
 
 def test_a_secret_and_an_approval_work_across_processes(installation: Standalone) -> None:
