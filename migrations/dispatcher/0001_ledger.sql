@@ -201,7 +201,6 @@ CREATE TABLE run_lease_keys (
   limit_key TEXT NOT NULL,
   PRIMARY KEY (attempt_id, limit_key)
 );
-CREATE INDEX run_lease_keys_by_key ON run_lease_keys (project_id, limit_key, attempt_id);
 
 -- One row per task, project or named key that has a limit; locked in sorted order while live leases are counted.
 CREATE TABLE concurrency_limits (

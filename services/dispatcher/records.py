@@ -206,7 +206,7 @@ RUN_EDGES: Final[dict[str, frozenset[str]]] = {
 }
 
 ATTEMPT_EDGES: Final[dict[str, frozenset[str]]] = {
-    "claimed": frozenset({"starting", "cancelled", "lost"}),
+    "claimed": frozenset({"starting", "cancelled"}),
     "starting": frozenset({"running", "failed", "cancelled", "timed_out", "lost"}),
     "running": frozenset({"succeeded", "failed", "cancelled", "timed_out", "lost"}),
     "succeeded": frozenset(),

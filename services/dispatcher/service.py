@@ -29,6 +29,7 @@ from schemas.runs import (
     RunEventPage,
     RunExplain,
     RunList,
+    RunOrder,
     RunPage,
     RunRead,
     RunRelease,
@@ -37,6 +38,7 @@ from schemas.runs import (
     SubmitAnswer,
     SubmitRuns,
 )
+from schemas.tasks import ExecutionRevision
 from schemas.workers import (
     CancelAttempts,
     LeaseVerified,
@@ -78,7 +80,7 @@ from services.dispatcher.submission import Outcome
 from services.kit.bus import Bus, Caller, Route
 from services.kit.clock import Clock
 from services.kit.config import Config
-from services.kit.database import Database, Transaction
+from services.kit.database import Database, Transaction, UniqueViolation
 from services.kit.health import Health
 from services.kit.loops import Loop
 from services.kit.policy import PolicyClient
@@ -91,6 +93,7 @@ TICK_S: Final = 1.0
 RUNG_S: Final = 3600.0
 """The pace of loops that the timers ring when something of theirs is due."""
 SWEEP_AFTER_MS: Final = 5_000
+_SAME_KEY_TRIES: Final = 5
 
 T = TypeVar("T")
 
@@ -207,13 +210,10 @@ class DispatcherService:
     async def _submit(self, messages: Sequence[SubmitRuns]) -> list[list[Outcome]]:
         orders = [order for message in messages for order in message.runs]
         digests = {order.revision for order in orders}
-        offered = {
-            revision.digest: revision
-            for message in messages
-            for revision in message.revisions
-            if not self._is_kept(revision, digests)
-        }
-        outcomes = await self._database.transact(lambda tx: submission.submit(tx, self._revisions, offered, orders))
+        offered: dict[str, ExecutionRevision] = {}
+        if not self._are_kept(digests):  # the digest of a revision is costly to make
+            offered = {revision.digest: revision for message in messages for revision in message.revisions}
+        outcomes = await self._committed(offered, orders)
         self._ask_to_place()
         if any(outcome.run is not None and outcome.run.status == "waiting_approval" for outcome in outcomes):
             self._ringing.ring()
@@ -222,8 +222,15 @@ class DispatcherService:
         found = iter(outcomes)
         return [[next(found) for _ in message.runs] for message in messages]
 
-    def _is_kept(self, revision: Any, digests: set[str]) -> bool:
-        # The digest of a revision is costly; one whose orders' digests are all known need not be told again.
+    async def _committed(self, offered: dict[str, ExecutionRevision], orders: Sequence[RunOrder]) -> list[Outcome]:
+        for _ in range(_SAME_KEY_TRIES):
+            try:
+                return await self._database.transact(lambda tx: submission.submit(tx, self._revisions, offered, orders))
+            except UniqueViolation:
+                continue  # another dispatcher just committed one of these keys; the next look finds its run
+        raise Ql3Error("unavailable", "Others submit the same runs at this moment.")
+
+    def _are_kept(self, digests: set[str]) -> bool:
         return all(self._revisions.kept(digest) is not None for digest in digests)
 
     # -- placement

@@ -40,10 +40,11 @@ _LIVE_BY_TASK = Statement("""
     WHERE status = 'leased' AND project_id {in:$1} AND task_id {in:$2}
     GROUP BY project_id, task_id
 """)
+# CROSS JOIN keeps SQLite at the few leases that are open; a key's own rows are as many as it ever had runs.
 _LIVE_BY_KEY = Statement("""
     SELECT k.project_id, k.limit_key AS name, count(*) AS live
-    FROM run_dispatch_leases l JOIN run_lease_keys k ON k.attempt_id = l.attempt_id
-    WHERE l.status = 'leased' AND k.project_id {in:$1} AND k.limit_key {in:$2}
+    FROM run_dispatch_leases l CROSS JOIN run_lease_keys k
+    WHERE l.status = 'leased' AND l.project_id {in:$1} AND k.attempt_id = l.attempt_id AND k.limit_key {in:$2}
     GROUP BY k.project_id, k.limit_key
 """)
 _HOLD_KEY = Statement("""
