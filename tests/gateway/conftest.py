@@ -156,6 +156,7 @@ class House:
         """Answer for a service that is not under test."""
         bus = await self._bus_for(service)
         await bus.serve(service, "1.0.0", list(routes))
+        await bus.flush()  # from here on it is heard
         return bus
 
     async def owner(self) -> httpx.AsyncClient:

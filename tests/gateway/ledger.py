@@ -98,6 +98,7 @@ class Ledger:
                 Route(endpoints.LOG_FOLLOW.bound("w1"), self._follow),
             ],
         )
+        await self.worker.flush()
         await self.house.serve("retention", Route(endpoints.ARTIFACTS_READ, self._stored))
 
     async def change(self, status: str) -> None:
