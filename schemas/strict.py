@@ -9,6 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from schemas.errors import Ql3Error
+from schemas.ids import DIGEST_PATTERN, ENV_NAME_PATTERN, ID_PATTERN, SLUG_PATTERN
 
 S = TypeVar("S")
 
@@ -77,5 +78,18 @@ def _fits(plain: Any, kind: inspect.Type) -> bool:
     return isinstance(kind, inspect.DictType) and isinstance(plain, dict)
 
 
+_PATTERNS = {
+    SLUG_PATTERN: "Use lower-case letters, digits and hyphens, 1 to 63, beginning with a letter or a digit.",
+    ID_PATTERN: "This is not an id.",
+    ENV_NAME_PATTERN: "Use letters, digits and underscores, not beginning with a digit.",
+    DIGEST_PATTERN: "This is not a digest: 64 lower-case hexadecimal digits.",
+}
+
+
 def _sentence(text: str) -> str:
+    # A pattern says little to whoever typed the value.
+    _, found, pattern = text.partition("matching regex ")
+    for known, sentence in _PATTERNS.items():
+        if found and pattern == repr(known):
+            return sentence
     return text if text.endswith(".") else text + "."

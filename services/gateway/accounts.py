@@ -138,6 +138,11 @@ class Accounts:
 
         await self._database.transact(end)
 
+    async def has_second_factor(self, actor: Actor) -> bool:
+        """Whether a person has confirmed a second factor."""
+        factor = await self._database.read(lambda tx: store.second_factor(tx, actor.id))
+        return factor is not None and factor.confirmed
+
     async def enrol(self, actor: Actor) -> str:
         """A new second factor, to be confirmed with a code of it; its `otpauth://` address is shown once.
 

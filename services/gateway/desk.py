@@ -12,7 +12,7 @@ from services.gateway.ownership import Ownership
 from services.gateway.peers import Networks
 from services.gateway.readiness import Readiness
 from services.gateway.settings import GatewaySettings
-from services.kit.bus import Bus
+from services.kit.bus import Bus, Subscription
 from services.kit.clock import Clock
 from services.kit.database import Database
 from services.kit.policy import PolicyClient
@@ -36,3 +36,15 @@ class Desk:
     base_url: str = ""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     open_streams: int = 0
+    _closing: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+
+    async def let_go(self, subscription: Subscription) -> None:
+        """Ends a subscription for sure: whoever followed may be cancelled, and cancelled again while it waits here."""
+        closing = asyncio.create_task(subscription.close(drain_s=0))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.shield(closing)
+
+    async def closed(self) -> None:
+        """Returns when nothing is being closed any more."""
+        await asyncio.gather(*self._closing, return_exceptions=True)

@@ -184,9 +184,12 @@ async def follow(call: Call[Any], run_id: str, wanted: str | None, offset: int) 
         async for event in _follow(call, live, attempt, offset):
             yield event
     finally:
-        await run_facts.close(drain_s=0)
-        if chunks is not None:
-            await chunks.close(drain_s=0)
+        # The second must not depend on the first: either wait may be cancelled.
+        try:
+            await call.desk.let_go(run_facts)
+        finally:
+            if chunks is not None:
+                await call.desk.let_go(chunks)
 
 
 async def _follow(call: Call[Any], live: _Live, attempt: Attempt, position: int) -> AsyncGenerator[bytes]:

@@ -91,6 +91,7 @@ class GatewayService:
         if self._listening:
             self._listening = False
             await self._server.stop()
+            await self._desk.closed()
         for loop in (self._forgetting, *self._upkeep):
             await loop.stop()
 

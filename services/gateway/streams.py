@@ -115,7 +115,7 @@ async def follow_run(call: Call[Any], run_id: str, first: Run) -> AsyncGenerator
         if run.status in RUN_TERMINAL:
             yield frame("end", {"status": run.status})
     finally:
-        await subscription.close(drain_s=0)
+        await call.desk.let_go(subscription)
 
 
 class _Facts:
@@ -186,4 +186,4 @@ async def project_facts(call: Call[Any], kinds: Iterable[str]) -> AsyncGenerator
                 if kind in allowed:
                     yield frame(kind, payload)
     finally:
-        await subscription.close(drain_s=0)
+        await call.desk.let_go(subscription)

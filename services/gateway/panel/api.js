@@ -76,16 +76,35 @@ export async function leave() {
 
 /**
  * Follows an open answer. `heard[name](data, mark)` for each event; `heard.open` after each (re)connection, when what
- * was missed has to be read again. Answers a function that ends it.
+ * was missed has to be read again. `path` may be a function, asked at each connection. Answers a function that ends it.
+ *
+ * A browser gives one server six connections for all its tabs, so a tab that nobody looks at gives its own back.
  */
 export function follow(path, heard) {
-  const source = new EventSource(BASE + path);
-  for (const [name, work] of Object.entries(heard)) {
-    if (name === "open") source.addEventListener("open", () => work());
-    else if (name === "down") source.addEventListener("error", () => work());
-    else source.addEventListener(name, (event) => event.data && work(JSON.parse(event.data), event.lastEventId));
+  let source = null;
+
+  function connect() {
+    source = new EventSource(BASE + (typeof path === "function" ? path() : path));
+    for (const [name, work] of Object.entries(heard)) {
+      if (name === "open") source.addEventListener("open", () => work());
+      else if (name === "down") source.addEventListener("error", (event) => event.data || work());
+      else source.addEventListener(name, (event) => event.data && work(JSON.parse(event.data), event.lastEventId));
+    }
   }
-  return () => source.close();
+
+  function seen() {
+    if (document.hidden) {
+      source?.close();
+      source = null;
+    } else if (!source) connect();
+  }
+
+  seen();
+  document.addEventListener("visibilitychange", seen);
+  return () => {
+    document.removeEventListener("visibilitychange", seen);
+    source?.close();
+  };
 }
 
 /** Where a log's bytes are. */

@@ -39,7 +39,8 @@ export function logView(project, run, attempt) {
     if (closed) return;
     if (from > 0) paint.mark(t("log.tail", { size: size(SHOWN_BYTES) }));
     let position = from;
-    end = follow(`/projects/${project}/runs/${run}/log/stream?offset=${from}${attempt ? `&attempt=${attempt}` : ""}`, {
+    const here = () => `/projects/${project}/runs/${run}/log/stream?offset=${position}${attempt ? `&attempt=${attempt}` : ""}`;
+    end = follow(here, {
       chunk(chunk) {
         const bytes = Uint8Array.from(atob(chunk.data), (c) => c.charCodeAt(0));
         // A connection that was made anew may begin a little earlier.

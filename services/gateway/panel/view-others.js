@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { action, field, fill, form, gathered, h, note } from "./dom.js";
 import { chip, instant, size } from "./format.js";
+import { strongly } from "./view-session.js";
 import { t } from "./words.js";
 
 function table(names, rows, empty) {
@@ -37,7 +38,7 @@ export async function approvalsView({ view, project }) {
     const decide = (decision) => async () => {
       const body = { decision, expected_version: one.version };
       if (reason.value) body.reason = reason.value;
-      const told = await api.post(`/projects/${project}/approvals/${one.id}/decision`, body);
+      const told = await strongly(() => api.post(`/projects/${project}/approvals/${one.id}/decision`, body));
       note(t("approval.decided", { state: t(`state.${told.state}`) }));
       await read();
     };
@@ -58,7 +59,7 @@ export async function approvalsView({ view, project }) {
         ].map(([name, value]) => h("div", {}, h("dt", {}, t(name)), h("dd", {}, value))),
       ),
       preview.length ? h("pre", { class: "preview" }, preview.map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join("\n")) : null,
-      one.action_type === "run.release" ? h("p", {}, h("a", { href: `#/run/${one.id}` }, t("runs"))) : null,
+      one.action_type === "run.release" ? h("p", {}, h("a", { href: `#/run/${one.id}` }, t("run.this"))) : null,
       one.state === "pending"
         ? h("div", { class: "decide" }, field(t("reason"), reason), action(t("approve"), decide("approved"), { class: "main" }), action(t("reject"), decide("rejected"), { class: "bad" }))
         : null,

@@ -120,7 +120,7 @@ function updateRow(row, run) {
 
 /** Exit code or error of a run, in a word. */
 export function outcome(run) {
-  if (run.error_code) return run.error_code;
   if (run.waiting_reason && !ENDED.has(run.status)) return run.waiting_reason;
-  return run.exit_code === null || run.exit_code === undefined ? "" : `${t("exit")} ${run.exit_code}`;
+  if (run.exit_code !== null && run.exit_code !== undefined) return `${t("exit")} ${run.exit_code}`;
+  return run.error_summary ?? run.error_code ?? "";
 }

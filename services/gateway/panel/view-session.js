@@ -118,21 +118,60 @@ export async function accountView({ view, me }) {
 
 function factor() {
   const box = h("div");
-  fill(
-    box,
-    action(t("factor.begin"), async () => {
-      const { uri } = await api.post("/session/totp");
-      const code = codeInput();
-      fill(
-        box,
-        h("p", {}, t("factor.add")),
-        h("code", { class: "token" }, new URL(uri).searchParams.get("secret")),
-        form([field(t("code"), code)], t("confirm"), async () => {
-          await api.post("/session/confirm", { code: code.value });
-          fill(box, h("p", {}, t("factor.done")));
-        }),
-      );
-    }),
-  );
+  fill(box, action(t("factor.begin"), async () => fill(box, await enrolment(() => fill(box, h("p", {}, t("factor.done")))))));
   return box;
+}
+
+/** A new second factor: its key, and the code that confirms it. */
+async function enrolment(done) {
+  const { uri } = await api.post("/session/totp");
+  const code = codeInput();
+  const confirm = form([field(t("code"), code)], t("confirm"), async () => {
+    await api.post("/session/confirm", { code: code.value });
+    await done();
+  });
+  const key = new URL(uri).searchParams.get("secret");
+  return h("div", {}, h("p", {}, t("factor.add")), h("code", { class: "token" }, key), h("p", {}, h("a", { href: uri }, t("factor.open"))), confirm);
+}
+
+/**
+ * Does what may need a stronger or more recent sign-in. When it does, the second factor is asked for, or set up first,
+ * and the work is done again.
+ */
+export async function strongly(work) {
+  try {
+    return await work();
+  } catch (problem) {
+    if (problem.code !== "assurance_required") throw problem;
+  }
+  await prove();
+  return work();
+}
+
+async function prove() {
+  const me = await api.get("/session");
+  const dialog = h("dialog", { "aria-label": t("factor") });
+  document.body.append(dialog);
+  try {
+    await new Promise((resolve, reject) => {
+      const proven = () => dialog.close("proven");
+      dialog.addEventListener("close", () => (dialog.returnValue === "proven" ? resolve() : reject(new Error(t("factor.needed")))));
+      const cancel = h("button", { type: "button", onclick: () => dialog.close() }, t("cancel"));
+      if (me.second_factor) {
+        const code = codeInput();
+        const asked = form([field(t("code"), code, t("code.hint"))], t("confirm"), async () => {
+          await api.post("/session/confirm", { code: code.value });
+          proven();
+        });
+        asked.querySelector(".row").append(cancel);
+        fill(dialog, h("h2", {}, t("factor")), h("p", {}, t("factor.why")), asked);
+      } else {
+        const begin = action(t("factor.begin"), async () => fill(dialog, h("h2", {}, t("factor")), await enrolment(proven)), { class: "main" });
+        fill(dialog, h("h2", {}, t("factor")), h("p", {}, t("factor.first")), h("div", { class: "row" }, begin, cancel));
+      }
+      dialog.showModal();
+    });
+  } finally {
+    dialog.remove();
+  }
 }

@@ -66,7 +66,8 @@ class FactorCode(Value, frozen=True, kw_only=True):
 
 
 class Who(View, frozen=True, kw_only=True):
-    """Who you are here. `csrf` goes into the `Ql3-Csrf` header of each change that a page makes."""
+    """Who you are here. `csrf` goes into the `Ql3-Csrf` header of each change that a page makes; `second_factor` says
+    whether one is set, for people who signed in with a password."""
 
     type: str
     id: str
@@ -74,6 +75,7 @@ class Who(View, frozen=True, kw_only=True):
     assurance: Assurance
     authenticated_at_ms: int
     csrf: str | None
+    second_factor: bool | None
 
 
 class Enrolled(View, frozen=True, kw_only=True):
@@ -91,6 +93,7 @@ def _signed_in(call: Call[Login] | Call[Claim] | Call[Join], signed_in: SignedIn
         assurance=session.assurance,
         authenticated_at_ms=session.authenticated_at_ms,
         csrf=call.desk.authenticator.csrf_of(signed_in.presented),
+        second_factor=session.assurance == "multi_factor",
     )
     cookie = sessions.set_cookie(sessions.cookie_value(*signed_in.presented), secure=call.desk.settings.secure)
     return Answer(body=who, headers={"Set-Cookie": cookie})
@@ -123,6 +126,7 @@ async def get_session(call: Call[Nothing]) -> Who:
         assurance=principal.actor.assurance,
         authenticated_at_ms=principal.actor.authenticated_at_ms,
         csrf=principal.csrf,
+        second_factor=await call.desk.accounts.has_second_factor(principal.actor) if principal.csrf else None,
     )
 
 
