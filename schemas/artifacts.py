@@ -117,6 +117,12 @@ class HoldSet(Message, frozen=True, kw_only=True, tag="holds.set/1"):
     reason: Annotated[str, Meta(max_length=limits.TEXT_CHARS)] = ""
 
 
+class HoldAnswer(Message, frozen=True, kw_only=True, tag="holds.answer/1"):
+    """The hold that was set, or the one that has ended."""
+
+    hold: Hold
+
+
 class HoldList(Message, frozen=True, kw_only=True, tag="holds.list/1"):
     """A project's holds."""
 

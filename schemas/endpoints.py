@@ -116,7 +116,7 @@ ARTIFACTS_READ = Endpoint("retention", "artifacts.read", artifacts.ArtifactRead,
 ARTIFACTS_RETIRED = Endpoint("retention", "artifacts.retired", workers.ArtifactsRetired, system.Done, wildcard=True)
 RETENTION_GET = Endpoint("retention", "policy.get", artifacts.RetentionRead, artifacts.RetentionAnswer)
 RETENTION_SET = Endpoint("retention", "policy.set", artifacts.RetentionSet, artifacts.RetentionAnswer)
-HOLDS_SET = Endpoint("retention", "holds.set", artifacts.HoldSet, system.Done)
+HOLDS_SET = Endpoint("retention", "holds.set", artifacts.HoldSet, artifacts.HoldAnswer)
 HOLDS_LIST = Endpoint("retention", "holds.list", artifacts.HoldList, artifacts.HoldPage)
 
 

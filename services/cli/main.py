@@ -17,6 +17,7 @@ from services.cli.dead import dead_app
 from services.cli.doctor import doctor_command
 from services.cli.nats import nats_app
 from services.cli.refusals import refuse
+from services.cli.retention import retention_app
 from services.cli.run import run_app
 from services.cli.secret import secret_app
 from services.cli.task import task_app
@@ -40,6 +41,7 @@ app.add_typer(approval_app, name="approval")
 app.add_typer(project_app, name="project")
 app.add_typer(role_app, name="role")
 app.add_typer(audit_app, name="audit")
+app.add_typer(retention_app, name="retention")
 app.add_typer(cron_app, name="cron")
 app.add_typer(credential_app, name="credential")
 app.add_typer(dead_app, name="dead")

@@ -54,6 +54,12 @@ def duration(start_ms: int | None, end_ms: int | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def days(ms: int) -> str:
+    """An age for people: `14 d`, `1 d 6 h`."""
+    whole, rest = divmod(ms // 3_600_000, 24)
+    return " ".join(part for part in (f"{whole} d" if whole else "", f"{rest} h" if rest or not whole else "") if part)
+
+
 def size(count: int) -> str:
     """Bytes for people."""
     amount = float(count)

@@ -13,6 +13,8 @@ from schemas.artifacts import (
     ArtifactPage,
     ArtifactRange,
     ArtifactRead,
+    Hold,
+    HoldAnswer,
     HoldList,
     HoldPage,
     HoldSet,
@@ -217,16 +219,21 @@ class RetentionService:
             updated_at_ms=stored.updated_at_ms,
         )
 
-    async def set_hold(self, message: HoldSet, _caller: Caller) -> Done:
+    async def set_hold(self, message: HoldSet, _caller: Caller) -> HoldAnswer:
         """Hold a run or a whole project, or end the hold."""
         decision = await self._policy.require(message.actor, message.project, "policy.manage")
 
-        async def work(tx: Transaction) -> None:
+        async def work(tx: Transaction) -> Hold:
             if message.held:
                 held_by = f"{message.actor.type}/{message.actor.id}"
-                await policies.hold(tx, message.project, message.run, message.reason, held_by, self._clock.now_ms())
-            elif not await policies.release(tx, message.project, message.run):
-                raise Ql3Error("not_found", "There is no such hold.")
+                found = await policies.hold(
+                    tx, message.project, message.run, message.reason, held_by, self._clock.now_ms()
+                )
+            else:
+                ended = await policies.release(tx, message.project, message.run)
+                if ended is None:
+                    raise Ql3Error("not_found", "There is no such hold.")
+                found = ended
             await audit.append(
                 tx,
                 message.actor,
@@ -236,9 +243,9 @@ class RetentionService:
                 decision,
                 {"reason": message.reason},
             )
+            return found
 
-        await self._database.transact(work)
-        return Done(id=message.run)
+        return HoldAnswer(hold=await self._database.transact(work))
 
     async def list_holds(self, message: HoldList, _caller: Caller) -> HoldPage:
         """Holds of a project; the whole project's comes first."""

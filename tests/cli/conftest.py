@@ -16,6 +16,17 @@ import pytest
 import structlog
 
 from schemas import endpoints
+from schemas.artifacts import (
+    Hold,
+    HoldAnswer,
+    HoldList,
+    HoldPage,
+    HoldSet,
+    RetentionAnswer,
+    RetentionPolicy,
+    RetentionRead,
+    RetentionSet,
+)
 from schemas.errors import Ql3Error
 from schemas.identity import (
     Identity,
@@ -125,6 +136,10 @@ class Scene:
         """The states that a new run goes through after it was committed as queued, once somebody looks at it."""
         self.exit_codes = {"succeeded": 0, "failed": 7}
         self.readiness: list[str] = []
+        self.holds: dict[str | None, Hold] = {}
+        self.ages = RetentionPolicy(
+            project="default", logs_ms=30 * 86_400_000, runs_ms=90 * 86_400_000, version=0, updated_at_ms=0
+        )
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- approval
@@ -438,6 +453,40 @@ class Scene:
     def _secret(self, name: str) -> Secret:
         return Secret(project="default", name=name, version=self.secrets[name][0], key_id="k-1", created_at_ms=NOW_MS)
 
+    # -- retention
+
+    async def get_ages(self, _message: RetentionRead, _: Caller) -> RetentionAnswer:
+        return RetentionAnswer(policy=self.ages)
+
+    async def set_ages(self, message: RetentionSet, _: Caller) -> RetentionAnswer:
+        if message.expected_version != self.ages.version:
+            raise Ql3Error("version_conflict", field="expected_version")
+        self.ages = RetentionPolicy(
+            project=message.project,
+            logs_ms=message.logs_ms,
+            runs_ms=message.runs_ms,
+            version=self.ages.version + 1,
+            updated_at_ms=NOW_MS,
+        )
+        return RetentionAnswer(policy=self.ages)
+
+    async def set_hold(self, message: HoldSet, _: Caller) -> HoldAnswer:
+        if message.held:
+            self.holds[message.run] = Hold(
+                project=message.project,
+                run_id=message.run,
+                reason=message.reason,
+                held_by="user/ada",
+                held_at_ms=NOW_MS,
+            )
+            return HoldAnswer(hold=self.holds[message.run])
+        if message.run not in self.holds:
+            raise Ql3Error("not_found", "There is no such hold.")
+        return HoldAnswer(hold=self.holds.pop(message.run))
+
+    async def list_holds(self, _message: HoldList, _: Caller) -> HoldPage:
+        return HoldPage(items=list(self.holds.values()), next=None)
+
     # -- all
 
     async def serve(self, bus_for: BusFactory) -> None:
@@ -475,6 +524,12 @@ class Scene:
                 Route(endpoints.WORKERS_LIST, self.list_workers),
                 Route(endpoints.WORKERS_DRAIN, self.drain_worker),
                 Route(endpoints.READINESS, self.ready),
+            ],
+            "retention": [
+                Route(endpoints.RETENTION_GET, self.get_ages),
+                Route(endpoints.RETENTION_SET, self.set_ages),
+                Route(endpoints.HOLDS_SET, self.set_hold),
+                Route(endpoints.HOLDS_LIST, self.list_holds),
             ],
             "vault": [
                 Route(endpoints.VAULT_KEY, self.vault_key),

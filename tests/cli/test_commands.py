@@ -351,3 +351,19 @@ async def test_dead_letters_are_listed_and_sent_again(ql3: Command) -> None:
     assert (await ql3("dead", "replay", "99")).code == 2
     assert (await ql3("dead", "replay", str(letter["sequence"]))).out == "Letter 1 was sent again.\n"
     assert (await ql3("dead", "list", "--json")).json["items"] == []
+
+
+async def test_ages_and_holds_are_shown_and_changed(ql3: Command) -> None:
+    assert (await ql3("retention", "show")).out.split() == ["logs", "30", "d", "runs", "90", "d", "changed", "never"]
+    changed = await ql3("retention", "set", "--logs", "36h", "--json")
+    assert (changed.json["logs_ms"], changed.json["runs_ms"]) == (36 * 3_600_000, 90 * 86_400_000)
+    assert "1 d 12 h" in (await ql3("retention", "show")).out
+    assert (await ql3("retention", "set", "--logs", "1m")).code == 2
+    run = uuid("b", 1)
+    assert (await ql3("retention", "hold", run, "--reason", "case 4711")).out == f"{run}: held\n"
+    assert (await ql3("retention", "hold", "--json")).json["run_id"] is None
+    listed = await ql3("retention", "holds", "--json")
+    assert [(hold["run_id"], hold["reason"]) for hold in listed.json["items"]] == [(run, "case 4711"), (None, "")]
+    assert "case 4711" in (await ql3("retention", "holds")).out
+    assert (await ql3("retention", "release", run)).out == f"{run}: released\n"
+    assert (await ql3("retention", "release", run)).code == 2

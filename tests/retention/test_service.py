@@ -147,7 +147,7 @@ async def test_a_log_is_read_byte_for_byte_once_its_worker_has_published_it(runn
 
 
 async def test_the_worker_is_told_and_its_answer_closes_the_order(running: Running, bus_for: BusFactory) -> None:
-    worker = await bus_for("worker", worker=WORKER)
+    worker = await bus_for("worker", worker=WORKER, streams=False)
     orders = Heard()
 
     async def take(messages: list[RetireArtifacts]) -> None:

@@ -120,7 +120,9 @@ async def test_a_hold_keeps_a_run_or_a_whole_project(shop: Shop, run: str | None
     shop.clock.advance(AGES.logs_ms)
     await sweeper(shop).logs()
     assert await shop.states() == {1: "stored", 2: "stored" if run is None else "gone", 3: "gone"}
-    assert await shop.database.transact(lambda tx: policies.release(tx, "default", run))
+    ended_hold = await shop.database.transact(lambda tx: policies.release(tx, "default", run))
+    assert ended_hold is not None
+    assert (ended_hold.run_id, ended_hold.reason, ended_hold.held_by) == (run, "case 4711", "user/ada")
     await sweeper(shop).logs()
     assert set((await shop.states()).values()) == {"gone"}
 

@@ -130,7 +130,9 @@ async def vault(database_for, bus_for, tmp_path: Path) -> AsyncIterator[Vault]:
         config=Config(keyring=keyring), database=database, bus=await bus_for("vault"), clock=ManualClock()
     )
     await Authority().serve(await bus_for("approval"))
-    running = Vault(service, database, keyring, await bus_for("gateway"), await bus_for("worker", worker=WORKER))
+    running = Vault(
+        service, database, keyring, await bus_for("gateway"), await bus_for("worker", worker=WORKER, streams=False)
+    )
     dispatcher = await bus_for("dispatcher")
     await dispatcher.serve("dispatcher", "1.0.0", [Route(LEASES_VERIFY, running.ledger.verify)])
     await dispatcher.flush()

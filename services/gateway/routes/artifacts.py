@@ -7,8 +7,18 @@ from typing import Annotated
 from msgspec import Meta
 
 from schemas import endpoints
-from schemas.artifacts import Artifact, ArtifactList, RetentionPolicy, RetentionRead, RetentionSet
+from schemas.artifacts import (
+    Artifact,
+    ArtifactList,
+    Hold,
+    HoldList,
+    HoldSet,
+    RetentionPolicy,
+    RetentionRead,
+    RetentionSet,
+)
 from schemas.base import Value
+from schemas.limits import TEXT_CHARS
 from services.gateway.calls import Call, listing
 from services.gateway.operations import Listing, Nothing, Operations, Paged
 
@@ -22,6 +32,12 @@ class RetentionChange(Value, frozen=True, kw_only=True):
     logs_ms: Annotated[int, Meta(ge=HOUR_MS)]
     runs_ms: Annotated[int, Meta(ge=HOUR_MS)]
     expected_version: int
+
+
+class HoldReason(Value, frozen=True, kw_only=True):
+    """Why something is kept."""
+
+    reason: Annotated[str, Meta(max_length=TEXT_CHARS)] = ""
 
 
 @operations.get("/projects/{project}/runs/{run}/artifacts", Paged, Listing[Artifact])
@@ -50,3 +66,39 @@ async def set_retention(call: Call[RetentionChange]) -> RetentionPolicy:
         expected_version=change.expected_version,
     )
     return (await call.ask(endpoints.RETENTION_SET, question)).policy
+
+
+@operations.get("/projects/{project}/holds", Paged, Listing[Hold])
+async def list_holds(call: Call[Paged]) -> Listing[Hold]:
+    """What is kept whatever its age: runs, and the whole project (`run_id` null)."""
+    question = HoldList(actor=call.actor, project=call.project, page=call.input.page)
+    return listing(await call.ask(endpoints.HOLDS_LIST, question))
+
+
+@operations.put("/projects/{project}/hold", HoldReason, Hold)
+async def hold_project(call: Call[HoldReason]) -> Hold:
+    """Keep everything of a project, whatever its age."""
+    return await _set_hold(call, None, held=True, reason=call.input.reason)
+
+
+@operations.delete("/projects/{project}/hold", Nothing, Hold)
+async def release_project(call: Call[Nothing]) -> Hold:
+    """End the hold on a project; what is old may go from now on."""
+    return await _set_hold(call, None, held=False)
+
+
+@operations.put("/projects/{project}/runs/{run}/hold", HoldReason, Hold)
+async def hold_run(call: Call[HoldReason]) -> Hold:
+    """Keep a run with its logs, whatever its age."""
+    return await _set_hold(call, call.id("run"), held=True, reason=call.input.reason)
+
+
+@operations.delete("/projects/{project}/runs/{run}/hold", Nothing, Hold)
+async def release_run(call: Call[Nothing]) -> Hold:
+    """End the hold on a run."""
+    return await _set_hold(call, call.id("run"), held=False)
+
+
+async def _set_hold(call: Call[HoldReason] | Call[Nothing], run: str | None, *, held: bool, reason: str = "") -> Hold:
+    question = HoldSet(actor=call.actor, project=call.project, run=run, held=held, reason=reason)
+    return (await call.ask(endpoints.HOLDS_SET, question)).hold

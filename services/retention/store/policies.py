@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from schemas.artifacts import Hold
-from services.kit.database import Statement, Transaction, json_set
+from services.kit.database import Row, Statement, Transaction, json_set
 
 SEEN = Statement(
     """INSERT INTO retention_policies (project, logs_ms, runs_ms, version, updated_at_ms)
@@ -32,9 +32,13 @@ OLDEST = Statement(
 )
 HOLD = Statement(
     """INSERT INTO holds (project, run_id, reason, held_by, held_at_ms) VALUES ($1, $2, $3, $4, $5)
-    ON CONFLICT (project, run_id) DO UPDATE SET reason = excluded.reason"""
+    ON CONFLICT (project, run_id) DO UPDATE SET reason = excluded.reason
+    RETURNING project, run_id, reason, held_by, held_at_ms"""
 )
-RELEASE = Statement("DELETE FROM holds WHERE project = $1 AND run_id = $2")
+RELEASE = Statement(
+    """DELETE FROM holds WHERE project = $1 AND run_id = $2
+    RETURNING project, run_id, reason, held_by, held_at_ms"""
+)
 HOLDS = Statement(
     """SELECT project, run_id, reason, held_by, held_at_ms FROM holds
     WHERE project = $1 AND run_id > $2 ORDER BY run_id LIMIT $3"""
@@ -93,29 +97,32 @@ async def oldest(tx: Transaction) -> list[Aged]:
     return [Aged(row["project"], row["logs_ms"], row["runs_ms"], row["oldest_ms"]) for row in await tx.fetch(OLDEST)]
 
 
-async def hold(tx: Transaction, project: str, run_id: str | None, reason: str, held_by: str, now_ms: int) -> None:
-    """Hold a run, or the whole project."""
-    await tx.execute(HOLD, project, run_id or "", reason, held_by, now_ms)
+async def hold(tx: Transaction, project: str, run_id: str | None, reason: str, held_by: str, now_ms: int) -> Hold:
+    """Hold a run, or the whole project. Who held it first stays named; the reason is the latest."""
+    (row,) = await tx.fetch(HOLD, project, run_id or "", reason, held_by, now_ms)
+    return _hold(row)
 
 
-async def release(tx: Transaction, project: str, run_id: str | None) -> bool:
-    """End a hold; whether there was one."""
-    return await tx.execute(RELEASE, project, run_id or "") == 1
+async def release(tx: Transaction, project: str, run_id: str | None) -> Hold | None:
+    """End a hold; the one that ended, or None."""
+    row = await tx.fetch_one(RELEASE, project, run_id or "")
+    return _hold(row) if row else None
+
+
+def _hold(row: Row) -> Hold:
+    return Hold(
+        project=row["project"],
+        run_id=row["run_id"] or None,
+        reason=row["reason"],
+        held_by=row["held_by"],
+        held_at_ms=row["held_at_ms"],
+    )
 
 
 async def holds(tx: Transaction, project: str, after: str | None, limit: int) -> list[Hold]:
     """A project's holds by run; the whole project's first."""
     rows = await (tx.fetch(HOLDS_FIRST, project, limit) if after is None else tx.fetch(HOLDS, project, after, limit))
-    return [
-        Hold(
-            project=row["project"],
-            run_id=row["run_id"] or None,
-            reason=row["reason"],
-            held_by=row["held_by"],
-            held_at_ms=row["held_at_ms"],
-        )
-        for row in rows
-    ]
+    return [_hold(row) for row in rows]
 
 
 async def position(tx: Transaction, source: str) -> str | None:
