@@ -102,6 +102,7 @@ WORKERS_BEAT = Endpoint("dispatcher", "workers.beat", workers.WorkerBeat, worker
 WORKERS_LIST = Endpoint("dispatcher", "workers.list", workers.WorkerList, workers.WorkerPage)
 WORKERS_DRAIN = Endpoint("dispatcher", "workers.drain", workers.WorkerDrain, workers.WorkerAnswer)
 LEASES_VERIFY = Endpoint("dispatcher", "leases.verify", workers.LeaseVerify, workers.LeaseVerified)
+ATTEMPTS_ENDED = Endpoint("dispatcher", "attempts.ended", runs.EndedRead, runs.EndedPage)
 READINESS = Endpoint("dispatcher", "readiness", workers.ReadinessRead, workers.Readiness)
 
 # vault

@@ -349,3 +349,17 @@ class AttemptEnded(Message, frozen=True, kw_only=True, tag="attempt.ended/1"):
     run_terminal: bool
     finished_at_ms: Millis
     log: LogFact
+
+
+class EndedRead(Message, frozen=True, kw_only=True, tag="attempts.ended_read/1"):
+    """Ended attempts after an id (null: from the first), for who missed facts that the feed keeps no longer."""
+
+    after: Id | None = None
+    limit: Annotated[int, Meta(ge=1, le=limits.BATCH_ITEMS)] = limits.BATCH_ITEMS
+
+
+class EndedPage(Message, frozen=True, kw_only=True, tag="attempts.ended_page/1"):
+    """Each as it was told when it ended; `next` goes into the next read, null at the end."""
+
+    items: list[AttemptEnded]
+    next: Id | None

@@ -22,6 +22,8 @@ from schemas.runs import (
     AttemptList,
     AttemptPage,
     DispatchClose,
+    EndedPage,
+    EndedRead,
     Explanation,
     RunAnswer,
     RunCancel,
@@ -74,7 +76,7 @@ from services.dispatcher.gathering import Gatherer
 from services.dispatcher.placing import Offer
 from services.dispatcher.recovery import Step
 from services.dispatcher.reporting import Sent
-from services.dispatcher.store import due, runs
+from services.dispatcher.store import due, ended, runs
 from services.dispatcher.store.revisions import Revisions
 from services.dispatcher.submission import Outcome
 from services.kit.bus import Bus, Caller, Route
@@ -181,6 +183,7 @@ class DispatcherService:
             Route(endpoints.WORKERS_LIST, self.list_workers),
             Route(endpoints.WORKERS_DRAIN, self.drain),
             Route(endpoints.LEASES_VERIFY, self.verify_lease, concurrency=64),
+            Route(endpoints.ATTEMPTS_ENDED, self.ended_attempts),
             Route(endpoints.READINESS, self.readiness),
         ]
 
@@ -353,6 +356,10 @@ class DispatcherService:
     async def verify_lease(self, message: LeaseVerify, _caller: Caller) -> LeaseVerified:
         """For the vault."""
         return await self._database.read(lambda tx: barrier.verify(tx, self._revisions, message))
+
+    async def ended_attempts(self, message: EndedRead, _caller: Caller) -> EndedPage:
+        """For retention, when its facts are gone from the feed."""
+        return await self._database.read(lambda tx: ended.page(tx, message.after, message.limit))
 
     # -- runs, for people
 

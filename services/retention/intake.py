@@ -13,7 +13,7 @@ from schemas import limits
 from schemas.artifacts import ArtifactChanged
 from schemas.base import Message, decode
 from schemas.errors import Ql3Error
-from schemas.runs import AttemptEnded
+from schemas.runs import AttemptEnded, EndedPage
 from schemas.subjects import event, to_worker
 from schemas.system import FeedPage
 from schemas.workers import RetireArtifacts, RetireItem
@@ -26,6 +26,8 @@ from services.retention import artifact, policy
 from services.retention.store import artifacts, orders, policies
 
 SOURCE = "dispatcher"
+LEDGER = "dispatcher.attempts"
+"""While a position stands under this name, ended attempts are read anew from there on ("" from the first)."""
 SUBJECTS = "ql3.evt.attempt."
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.retention")
 
@@ -33,23 +35,47 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.retention")
 async def apply_feed(database: Database, clock: Clock, page: FeedPage) -> int:
     """Store one page of the dispatcher's facts together with the position behind it; how many ends it told of.
 
-    Position and rows are one transaction, so each fact is counted once, however often a page is read.
+    Position and rows are one transaction, so each fact is counted once, however often a page is read. After a gap the
+    dispatcher's ended attempts are read anew (`apply_ended`), also if this process ends in between.
     """
     facts = [fact for item in page.items if (fact := _read(item.schema, bytes(item.payload))) is not None]
     now_ms = clock.now_ms()
 
     async def work(tx: Transaction) -> None:
-        if facts:
-            await policies.seen(tx, (fact.project for fact in facts), now_ms)
-            await artifacts.register(tx, facts, now_ms)
-            hours = Counter((fact.project, policy.hour_of(fact.finished_at_ms)) for fact in facts)
-            await orders.count_ended(tx, ((project, hour, count) for (project, hour), count in sorted(hours.items())))
+        await _store(tx, facts, now_ms)
+        if page.gap:
+            await policies.move_position(tx, LEDGER, "", now_ms)
         if page.position is not None:
             await policies.move_position(tx, SOURCE, page.position, now_ms)
 
-    if facts or page.position is not None:
+    if facts or page.gap or page.position is not None:
         await database.transact(work)
     return len(facts)
+
+
+async def apply_ended(database: Database, clock: Clock, page: EndedPage) -> int:
+    """Store one page of ended attempts, and where the next begins; how many it told of."""
+    now_ms = clock.now_ms()
+
+    async def work(tx: Transaction) -> None:
+        await _store(tx, page.items, now_ms)
+        if page.next is None:
+            await policies.forget_position(tx, LEDGER)
+        else:
+            await policies.move_position(tx, LEDGER, page.next, now_ms)
+
+    await database.transact(work)
+    return len(page.items)
+
+
+async def _store(tx: Transaction, facts: Sequence[AttemptEnded], now_ms: int) -> None:
+    if not facts:
+        return
+    await policies.seen(tx, (fact.project for fact in facts), now_ms)
+    await artifacts.register(tx, facts, now_ms)
+    # Attempts that are read a second time count twice; that costs purge orders which find nothing, and no more.
+    hours = Counter((fact.project, policy.hour_of(fact.finished_at_ms)) for fact in facts)
+    await orders.count_ended(tx, ((project, hour, count) for (project, hour), count in sorted(hours.items())))
 
 
 def _read(schema: str, payload: bytes) -> AttemptEnded | None:

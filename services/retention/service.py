@@ -27,6 +27,7 @@ from schemas.endpoints import (
     ARTIFACTS_LIST,
     ARTIFACTS_READ,
     ARTIFACTS_RETIRED,
+    ATTEMPTS_ENDED,
     FEED_READ,
     HOLDS_LIST,
     HOLDS_SET,
@@ -35,6 +36,7 @@ from schemas.endpoints import (
 )
 from schemas.errors import Ql3Error
 from schemas.ids import is_id
+from schemas.runs import EndedRead
 from schemas.system import Done, FeedRead
 from schemas.workers import ArtifactsRetired
 from services.kit import audit
@@ -89,14 +91,24 @@ class RetentionService:
             FEED_READ[intake.SOURCE], FeedRead(after=at, subjects=[intake.SUBJECTS], limit=limits.BATCH_ITEMS)
         )
         if page.gap:
-            log.error("facts of the dispatcher were missed; logs of that time are not known here")
-        if await intake.apply_feed(self._database, self._clock, page):
+            log.warning("facts of the dispatcher are kept no longer; its ended attempts are read anew")
+        told = await intake.apply_feed(self._database, self._clock, page)
+        anew = await self._read_anew()
+        if told or anew:
             self._looks.ring()
-        if page.more:
+        if page.more or anew is not None:
             return True
         # The bell may ring for every fact; the pause is what makes a batch of them.
         await asyncio.sleep(FACTS_PAUSE_S)
         return None
+
+    async def _read_anew(self) -> int | None:
+        """One page of ended attempts after a gap; None when there is nothing to read."""
+        after = await self._database.read(functools.partial(policies.position, source=intake.LEDGER))
+        if after is None:
+            return None
+        page = await self._bus.request(ATTEMPTS_ENDED, EndedRead(after=after or None))
+        return await intake.apply_ended(self._database, self._clock, page)
 
     async def _heard_fact(self, _delivery: Delivery) -> None:
         self._facts.ring()

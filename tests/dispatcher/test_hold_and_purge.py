@@ -162,3 +162,23 @@ async def test_a_run_of_another_project_is_not_there(ledger: Ledger) -> None:
         await ledger.database.transact(lambda tx: holding.release(tx, ledger.revisions, question))
     assert absent.value.code == "not_found"
     assert (await ledger.run(run.id)).status == "waiting_approval"
+
+
+async def test_ended_attempts_are_told_again_in_the_order_of_their_ids(ledger: Ledger, hand: Hand) -> None:
+    from services.dispatcher.store import ended
+
+    told: list[str] = []
+    for code in (0, 1):
+        _, attempt_id = await running(ledger, hand)
+        await hand.report(attempt_id, kind="ended", exit_code=code)
+        told.append(attempt_id)
+    await running(ledger, hand)
+    found: list[str] = []
+    after: str | None = None
+    while True:
+        page = await ledger.database.read(lambda tx, after=after: ended.page(tx, after, 1))
+        found += [fact.attempt_id for fact in page.items if fact.run_terminal]
+        after = page.next
+        if after is None:
+            break
+    assert found == sorted(told)

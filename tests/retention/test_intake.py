@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from schemas.base import decode
+from schemas.runs import EndedPage
 from schemas.system import FeedItem, FeedPage
 from schemas.workers import RetireArtifacts
 from services.kit.artifact_store import UnsafeArtifactError
@@ -36,6 +37,23 @@ async def test_the_position_moves_with_the_rows(shop: Shop) -> None:
     await intake.apply_feed(shop.database, shop.clock, page(position="57"))
     await intake.apply_feed(shop.database, shop.clock, page())
     assert await shop.database.read(lambda tx: policies.position(tx, "dispatcher")) == "57"
+
+
+async def test_after_a_gap_the_ledger_is_read_anew_to_its_end_also_by_a_later_process(shop: Shop) -> None:
+    async def position() -> str | None:
+        return await shop.database.read(lambda tx: policies.position(tx, intake.LEDGER))
+
+    await shop.told(ended(3))
+    assert await position() is None
+    gap = msgspec.structs.replace(page(ended(4), position="99"), gap=True)
+    await intake.apply_feed(shop.database, shop.clock, gap)
+    assert await position() == ""
+    first = EndedPage(items=[ended(1), ended(2)], next=uuid("d", 2))
+    await intake.apply_ended(shop.database, shop.clock, first)
+    assert await position() == uuid("d", 2)
+    await intake.apply_ended(shop.database, shop.clock, EndedPage(items=[ended(3), ended(4)], next=None))
+    assert await position() is None
+    assert await shop.states() == {1: "pending", 2: "pending", 3: "pending", 4: "pending"}
 
 
 async def test_facts_of_others_and_unreadable_ones_stop_nothing(shop: Shop) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from schemas.artifacts import (
@@ -20,6 +21,7 @@ from schemas.endpoints import (
     ARTIFACTS_LIST,
     ARTIFACTS_READ,
     ARTIFACTS_RETIRED,
+    ATTEMPTS_ENDED,
     AUDIT_READ,
     FEED_READ,
     HEALTH,
@@ -30,7 +32,7 @@ from schemas.endpoints import (
 )
 from schemas.errors import Ql3Error
 from schemas.paging import Page
-from schemas.runs import AttemptEnded
+from schemas.runs import AttemptEnded, EndedPage, EndedRead
 from schemas.subjects import event
 from schemas.system import AuditRead, FeedPage, FeedRead, HealthRead
 from schemas.workers import ArtifactsRetired, RetireArtifacts
@@ -53,9 +55,12 @@ class Dispatcher:
         self.bus = bus
         self.facts: list[AttemptEnded] = []
         self.asked: list[FeedRead] = []
+        self.pruned: list[AttemptEnded] = []
+        """Ended so long ago that the feed has them no more; the ledger still does."""
 
     async def serve(self) -> None:
-        await self.bus.serve("dispatcher", "1.0.0", [Route(FEED_READ["dispatcher"], self._read)])
+        routes = [Route(FEED_READ["dispatcher"], self._read), Route(ATTEMPTS_ENDED, self._ended)]
+        await self.bus.serve("dispatcher", "1.0.0", routes)
         await self.bus.flush()
 
     async def _read(self, message: FeedRead, _caller: Caller) -> FeedPage:
@@ -63,7 +68,13 @@ class Dispatcher:
         at = int(message.after or 0)
         found = self.facts[at : at + 2]
         after = at + len(found)
-        return page(*found, position=str(after) if found else message.after, more=after < len(self.facts))
+        told = page(*found, position=str(after) if found else message.after, more=after < len(self.facts))
+        return msgspec.structs.replace(told, gap=message.after is None and bool(self.pruned))
+
+    async def _ended(self, message: EndedRead, _caller: Caller) -> EndedPage:
+        known = [*self.pruned, *self.facts]
+        left = [fact for fact in known if message.after is None or fact.attempt_id > message.after]
+        return EndedPage(items=left[:2], next=left[1].attempt_id if len(left) > 1 else None)
 
     async def commit(self, *facts: AttemptEnded, ring: bool = True) -> None:
         self.facts += facts
@@ -168,7 +179,8 @@ async def test_facts_that_rang_no_bell_are_found_at_the_start(
     database = await database_for("retention")
     peer = Dispatcher(await bus_for("dispatcher"))
     await peer.serve()
-    await peer.commit(*(ended(number, content=None, run=number) for number in range(1, 4)), ended(4), ring=False)
+    peer.pruned = [ended(number) for number in range(1, 4)]
+    await peer.commit(*(ended(number, content=None, run=number) for number in range(4, 7)), ended(7), ring=False)
     heard = Heard()
     gateway = await bus_for("gateway")
 
@@ -182,16 +194,20 @@ async def test_facts_that_rang_no_bell_are_found_at_the_start(
     service = RetentionService(
         config=config, database=database, bus=await bus_for("retention"), clock=ManualClock(START_MS)
     )
-    (tmp_path / "4.log").write_bytes(b"log\n")
+    numbers = (1, 2, 3, 7)
     from services.kit.artifact_store import prepare_root
 
     prepare_root(root)
-    publish(tmp_path / "4.log", root, uuid("a", 4))
+    for number in numbers:
+        (tmp_path / "log").write_bytes(b"log\n")
+        publish(tmp_path / "log", root, uuid("a", number))
+        (tmp_path / "log").unlink()
     await service.start()
     try:
-        await heard.count(1)
+        await heard.count(len(numbers))
     finally:
         await service.stop()
+    assert sorted(heard.items) == [f"ql3.evt.artifact.default.{uuid('a', number)}.stored" for number in numbers]
     assert all(asked.subjects == ["ql3.evt.attempt."] for asked in peer.asked)
 
 

@@ -47,6 +47,7 @@ HOLDS_FIRST = Statement(
     """SELECT project, run_id, reason, held_by, held_at_ms FROM holds WHERE project = $1 ORDER BY run_id LIMIT $2"""
 )
 POSITION = Statement("SELECT position FROM feed_positions WHERE source = $1")
+FORGET_POSITION = Statement("DELETE FROM feed_positions WHERE source = $1")
 MOVE_POSITION = Statement(
     """INSERT INTO feed_positions (source, position, updated_at_ms) VALUES ($1, $2, $3)
     ON CONFLICT (source) DO UPDATE SET position = excluded.position, updated_at_ms = excluded.updated_at_ms"""
@@ -134,3 +135,8 @@ async def position(tx: Transaction, source: str) -> str | None:
 async def move_position(tx: Transaction, source: str, at: str, now_ms: int) -> None:
     """Store how far a service's facts were read."""
     await tx.execute(MOVE_POSITION, source, at, now_ms)
+
+
+async def forget_position(tx: Transaction, source: str) -> None:
+    """A source was read to its end and is not read again."""
+    await tx.execute(FORGET_POSITION, source)
