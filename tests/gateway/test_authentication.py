@@ -16,6 +16,12 @@ from .conftest import PASSWORD, PROJECT, USER, House, HouseFor
 REFUSED = {"code": "unauthenticated", "status": 401}
 
 
+@pytest.fixture
+def dialect() -> str:
+    """What reaches a table runs on the other dialect in `test_postgresql.py`."""
+    return "sqlite"
+
+
 def _concrete(path: str) -> str:
     for name, value in {"project": "default", "type": "user", "id": "x", "worker": "w1"}.items():
         path = path.replace("{" + name + "}", value)
@@ -90,7 +96,7 @@ async def test_one_changed_character_of_a_secret_is_refused(house: House) -> Non
 async def test_only_a_digest_of_a_credential_is_kept(house: House) -> None:
     owner = await house.owner()
     made = (await owner.post("/api/v3/credentials", json={"name": "ci"})).json()
-    secret = made["token"].rpartition("_")[2]
+    secret = made["token"].split("_", 2)[2]
     cookie = owner.cookies["ql3_session"].partition(".")[2]
     for table in ("api_credentials", "sessions", "password_credentials", "audit_events", "outbox"):
         rows = await house.database.read(lambda tx, table=table: tx.fetch(Statement(f"SELECT * FROM {table}")))
@@ -365,3 +371,48 @@ async def test_weak_passwords_are_refused(house: House, password: str) -> None:
     answer = await house.client().post("/api/v3/bootstrap/claim", json=body)
     assert (answer.status_code, answer.json()["field"]) == (400, "password")
     assert password not in answer.text
+
+
+async def test_a_password_is_changed_and_other_sessions_end(house: House) -> None:
+    owner = await house.owner()
+    other = house.client()
+    await other.post("/api/v3/session", json={"user": USER, "password": PASSWORD})
+    body = {"current": "wrong", "new": "a quite different one"}
+    assert (await owner.post("/api/v3/session/password", json=body)).json()["field"] == "current"
+    body["current"] = PASSWORD
+    assert (await owner.post("/api/v3/session/password", json=body)).status_code == 200
+    house.clock.advance(2_001)
+    assert (await owner.get("/api/v3/session")).status_code == 200
+    assert (await other.get("/api/v3/session")).status_code == 401
+    old = await house.client().post("/api/v3/session", json={"user": USER, "password": PASSWORD})
+    assert old.status_code == 401
+
+
+async def test_an_eleventh_session_ends_the_oldest(house: House) -> None:
+    first = await house.owner()
+    for _ in range(10):
+        house.clock.advance(60_000)
+        answer = await house.client().post("/api/v3/session", json={"user": USER, "password": PASSWORD})
+        assert answer.status_code == 200
+    house.clock.advance(2_001)
+    assert (await first.get("/api/v3/session")).status_code == 401
+
+
+async def test_a_second_factor_is_removed_with_a_code_of_it(house: House) -> None:
+    owner = await house.owner()
+    uri = (await owner.post("/api/v3/session/totp")).json()["uri"]
+    secret = base64.b32decode(parse_qs(urlsplit(uri).query)["secret"][0])
+
+    def code() -> str:
+        house.clock.advance(30_000)
+        return totp.code_at(secret, house.clock.now_ms() // 1000 // 30)
+
+    await owner.post("/api/v3/session/confirm", json={"code": code()})
+    assert (await owner.get("/api/v3/session")).json()["second_factor"] is True
+    again = await owner.post("/api/v3/session/totp")
+    assert again.json()["code"] == "conflict"
+    wrong = await owner.request("DELETE", "/api/v3/session/totp", json={"code": "000000"})
+    assert wrong.status_code == 401
+    assert (await owner.request("DELETE", "/api/v3/session/totp", json={"code": code()})).status_code == 200
+    answer = await house.client().post("/api/v3/session", json={"user": USER, "password": PASSWORD})
+    assert answer.json()["assurance"] == "single_factor"

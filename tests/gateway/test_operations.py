@@ -24,6 +24,12 @@ from .ledger import RUN, run_row
 TASK = {"name": "hello", "spec": {"execution": {"command": ["/bin/true"]}}}
 
 
+@pytest.fixture
+def dialect() -> str:
+    """What reaches a table runs on the other dialect in `test_postgresql.py`."""
+    return "sqlite"
+
+
 class Scheduler:
     """Remembers what it was asked, and makes each mutation once."""
 
