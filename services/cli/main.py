@@ -72,9 +72,10 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
     except Ql3Error as error:
         return refuse(error)
-    except BrokenPipeError:
-        # Whoever read our output has had enough; what is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit):
+        # Whoever read our output has had enough (typer turns that into an exit of its own). What is still buffered must
+        # not raise again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
         return 0
     except KeyboardInterrupt:
         return 130

@@ -135,6 +135,7 @@ class Scene:
         self.at_run = ["succeeded"]
         """The states that a new run goes through after it was committed as queued, once somebody looks at it."""
         self.exit_codes = {"succeeded": 0, "failed": 7}
+        self.ran = asyncio.Event()
         self.readiness: list[str] = []
         self.holds: dict[str | None, Hold] = {}
         self.ages = RetentionPolicy(
@@ -273,6 +274,7 @@ class Scene:
         self.asked.append(message)
         run = run_of(self._task(message.task), len(self.runs) + 1)
         self.runs[run.id] = run
+        self.ran.set()
         return RunAnswer(run=run)
 
     def _task(self, name: str) -> Task:
@@ -665,7 +667,17 @@ class Command:
 
     async def as_process(self, *arguments: str, stdin: bytes | None = None, **environment: str) -> Ended:
         """As a process of its own."""
-        process = await asyncio.create_subprocess_exec(
+        process = await self.begin(*arguments, stdin=stdin, **environment)
+        async with asyncio.timeout(90):
+            out, err = await process.communicate(stdin)
+        assert process.returncode is not None
+        return Ended(process.returncode, out, err.decode())
+
+    async def begin(
+        self, *arguments: str, stdin: bytes | None = None, **environment: str
+    ) -> asyncio.subprocess.Process:
+        """A process that a test ends by itself."""
+        return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "services.cli.main",
@@ -675,10 +687,6 @@ class Command:
             stderr=asyncio.subprocess.PIPE,
             env={**self.environment, **environment},
         )
-        async with asyncio.timeout(90):
-            out, err = await process.communicate(stdin)
-        assert process.returncode is not None
-        return Ended(process.returncode, out, err.decode())
 
 
 def clean_environment() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,34 @@ async def test_logs_are_exact_with_raw_and_readable_without(ql3: Command) -> Non
     assert (await ql3("run", "logs", uuid("b", 1), "--attempt", "1", "--raw")).raw == content
     assert (await ql3("run", "logs", uuid("b", 1), "--attempt", "2")).code == 2
     assert (await ql3("run", "logs", uuid("b", 9))).code == 2
+
+
+async def test_an_interrupted_wait_leaves_the_run_alone(ql3: Command) -> None:
+    await created(ql3)
+    ql3.scene.at_run = ["running"]
+    process = await ql3.begin("task", "run", "hello", "--wait")
+    async with asyncio.timeout(90):
+        await ql3.scene.ran.wait()
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+    assert (process.returncode, out) == (130, b"")
+    assert b"Traceback" not in err
+    assert ql3.scene.runs[uuid("b", 1)].status in ("queued", "running")
+
+
+async def test_a_reader_that_has_had_enough_is_no_error(ql3: Command) -> None:
+    await created(ql3)
+    ql3.scene.logs[uuid("a", 11)] = b"x" * 4_000_000
+    ql3.scene.at_run = ["running", "succeeded"]
+    await ql3("task", "run", "hello", "--wait")
+    process = await ql3.begin("run", "logs", uuid("b", 1), "--raw")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert await process.stdout.readexactly(10) == b"x" * 10
+    process.stdout._transport.close()  # type: ignore[attr-defined]
+    async with asyncio.timeout(90):
+        assert await process.stderr.read() == b""
+        assert await process.wait() == 0
 
 
 async def test_runs_are_listed_shown_explained_cancelled_and_retried(ql3: Command) -> None:
