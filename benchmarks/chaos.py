@@ -41,7 +41,7 @@ ASK_LIMIT_S: Final = 240.0
 END_LIMIT_S: Final = 120.0
 """How long after the last blow every run must have ended; a lease that nobody renews takes 30 s."""
 AT_ONCE: Final = 24
-FAULTS_AT_ONCE: Final = 2
+FAULTS_AT_ONCE: Final = 3
 REQUESTS_WAITING: Final = 100
 SHOWN: Final = 10
 OPEN: Final = "created,queued,dispatching,running,waiting_approval,retry_wait,lost"
@@ -81,7 +81,7 @@ def check(made: Plan, folder: Path) -> tuple[dict[str, Any], list[Violation]]:
     with ExitStack() as stack:
         server = stack.enter_context(postgres_server()) if made.database == "postgresql" else None
         done = Done(runs={})
-        ground = Ground(folder, server, done)
+        ground = Ground(made, folder, server, done)
         stack.callback(ground.bring_down)
         work = Check(made, ground, done)
         ledger = asyncio.run(work.run())
@@ -257,7 +257,11 @@ class Check:
                 attempts[run_id] = sorted(rows, key=lambda row: row["attempt"])
 
         await asyncio.gather(*(read() for _ in range(8)))
-        return Ledger(runs, attempts)
+        late: dict[str, Any] = {}
+        for run_id in [name for name, rows in attempts.items() if any(row["late_receipt"] for row in rows)]:
+            events = (await self._ask("GET", f"/runs/{run_id}/events?limit=200"))["items"]
+            late |= {row["attempt_id"]: row["payload"] for row in events if row["type"] == "attempt.late_receipt"}
+        return Ledger(runs, attempts, late)
 
     async def _explain(self, ledger: Ledger) -> None:
         stuck = [run_id for run_id, run in ledger.runs.items() if run["status"] not in RUN_TERMINAL]

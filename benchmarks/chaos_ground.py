@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from benchmarks.chaos_plan import Database, Fault, victims_of
-from benchmarks.chaos_verdict import Done
+from benchmarks.chaos_plan import AWAY_S, Fault, Plan
+from benchmarks.chaos_verdict import Done, Outage
 from benchmarks.standalone import free_port
 from schemas.subjects import SERVICES
 from services.cli.provision import provision
@@ -39,17 +39,17 @@ LIMIT_S: Final = 60.0
 FRONT: Final = tuple(name for name in SERVICES if name not in ("dispatcher", "worker"))
 RECORDER: Final = Path(__file__).with_name("chaos_recorder.sh")
 WORKER_SLOTS: Final = 32
+WORKER_IDS: Final = {"worker": "local", "worker-2": "second"}
 _QL3: Final = (sys.executable, "-m", "services.cli.main")
 
 
 class Ground:
-    """Processes by name: `nats`, `front`, `dispatcher`, `dispatcher-2`, `worker`; the process host is found by its
-    lock. Whoever strikes or revives a process holds its lock meanwhile."""
+    """Processes by name: `nats`, `front`, `dispatcher`, `dispatcher-2`, `worker`, `worker-2`; process hosts are found
+    by their locks. Whoever strikes or revives a process holds its lock meanwhile."""
 
-    def __init__(self, folder: Path, postgres: Postgres | None, done: Done) -> None:
+    def __init__(self, plan: Plan, folder: Path, postgres: Postgres | None, done: Done) -> None:
         self.folder = folder
         self.records = folder / "records"
-        self.database: Database = "sqlite" if postgres is None else "postgresql"
         self.postgres = postgres
         self.done = done
         self.blows: Counter[str] = Counter()
@@ -58,7 +58,7 @@ class Ground:
         self.url = f"http://127.0.0.1:{free_port()}"
         self._nats_port = free_port()
         self._processes: dict[str, subprocess.Popen[str]] = {}
-        self._locks = {name: asyncio.Lock() for name in (*victims_of(self.database), "postgres")}
+        self._locks = {name: asyncio.Lock() for name in plan.parts}
         self._paused: set[int] = set()
 
     # -- from nothing to a running installation
@@ -68,9 +68,9 @@ class Ground:
         configure("warning")
         self.records.touch()
         secrets = self.folder / "secrets"
-        store = str(self.folder / "jetstream")
+        store, workers = str(self.folder / "jetstream"), list(WORKER_IDS.values())
         provision(
-            secrets, workers=["local"], host="127.0.0.1", port=self._nats_port, store=store, database="unused:1/ql3"
+            secrets, workers=workers, host="127.0.0.1", port=self._nats_port, store=store, database="unused:1/ql3"
         )
         passwords = {path.name.removeprefix("nats_"): path.read_text() for path in secrets.glob("nats_*")}
         (self.folder / "nats.json").write_text(json.dumps(passwords))
@@ -85,7 +85,7 @@ class Ground:
         # Here and not by the command: a process more to start would be the longest part of a quick check.
         (self.folder / "db").mkdir()
         await migrate_all(load(self._environment("operator") | extra))
-        names = [name for name in victims_of(self.database) if name not in ("host", "nats")]
+        names = [name for name in self._locks if name not in ("host", "host-2", "nats", "postgres")]
         await asyncio.gather(*(self._revive(name) for name in names))
 
     @property
@@ -98,11 +98,8 @@ class Ground:
         """End everything that was started, at once, by pid; also scripts that still run."""
         for pid in self._paused:
             _signal(pid, signal.SIGCONT)
-        host = self._host()
         for process in self._processes.values():
             _signal(process.pid, signal.SIGKILL)
-        if host is not None:
-            _signal(host, signal.SIGKILL)
         for process in self._processes.values():
             process.wait()
             if process.stdout is not None:
@@ -152,30 +149,27 @@ class Ground:
             await asyncio.sleep(0.2)
 
     async def _kill(self, victims: Sequence[str], down_s: float, *, wipe: bool) -> None:
-        host = self._host() if "host" in victims else None
         began = now_s()
-        if host is not None:
-            _signal(host, signal.SIGKILL)
-        for name in victims:
-            if name in self._processes:
-                _signal(self._processes[name].pid, signal.SIGKILL)
-        for name in victims:
-            if name in self._processes:
-                await asyncio.to_thread(self._processes[name].wait)
+        hosts = {name: pid for name in victims if name.startswith("host") and (pid := self._pid(name)) is not None}
+        names = [name for name in victims if name in self._processes]
+        for pid in (*hosts.values(), *(self._processes[name].pid for name in names)):
+            _signal(pid, signal.SIGKILL)
+        for name in names:
+            await asyncio.to_thread(self._processes[name].wait)
         if wipe:
             await asyncio.to_thread(shutil.rmtree, self.folder / "jetstream", ignore_errors=True)
         await asyncio.sleep(down_s)
-        self.done.worker_kills += "worker" in victims
-        if {"worker", "dispatcher", "nats"} & set(victims):
-            self._stood_still(down_s)
-        if "nats" in victims:
+        if "nats" in names:
             await self._revive("nats")
-        await asyncio.gather(*(self._revive(name) for name in victims if name not in ("nats", "host")))
-        if host is not None:
-            await self._await_host(after=host)
-            self.done.host_down.append((began, now_s()))
+        await asyncio.gather(*(self._revive(name) for name in names if name != "nats"))
+        for name, pid in hosts.items():
+            await self._await_host(name, after=pid)
+            self.done.host_down.append(Outage(WORKER_IDS[_worker_of(name)], began, now_s()))
+        self._stood_still(victims, began)
+        self.done.worker_kills += len(WORKER_IDS.keys() & set(names))
 
     async def _pause(self, victims: Sequence[str], down_s: float) -> None:
+        began = now_s()
         pids = [pid for name in victims if (pid := self._pid(name)) is not None]
         for pid in pids:
             _signal(pid, signal.SIGSTOP)
@@ -186,7 +180,7 @@ class Ground:
             for pid in pids:
                 _signal(pid, signal.SIGCONT)
             self._paused.difference_update(pids)
-        self._stood_still(down_s)
+        self._stood_still(victims, began)
 
     async def _restart_database(self, down_s: float) -> None:
         assert self.postgres is not None
@@ -223,8 +217,13 @@ class Ground:
                 os.close(descriptor)
         return False
 
-    def _stood_still(self, seconds: float) -> None:
-        self.done.longest_pause_s = max(self.done.longest_pause_s, seconds)
+    def _stood_still(self, victims: Sequence[str], began: float) -> None:
+        now = now_s()
+        if any(name != "front" for name in victims):
+            self.done.longest_pause_s = max(self.done.longest_pause_s, now - began)
+        for name in WORKER_IDS.keys() & set(victims):
+            if now - began >= AWAY_S:
+                self.done.away.append(Outage(WORKER_IDS[name], began, now))
 
     # -- processes
 
@@ -277,22 +276,20 @@ class Ground:
         self._processes[name] = process
         return process
 
-    async def _await_host(self, *, after: int) -> None:
+    async def _await_host(self, name: str, *, after: int) -> None:
         """Wait until the worker has started another process host; what it does not do in time, it is judged for."""
         until = time.monotonic() + LIMIT_S
         while time.monotonic() < until:
-            pid = self._host()
-            if pid is not None and pid != after:
+            if self._pid(name) not in (None, after):
                 return
             await asyncio.sleep(0.05)
-        self.crashes.append("host: the worker did not start another process host")
+        self.crashes.append(f"{name}: its worker did not start another process host")
 
     def _pid(self, name: str) -> int | None:
-        return self._host() if name == "host" else self._processes[name].pid
-
-    def _host(self) -> int | None:
-        """The living process host, by its lock; its command line names its directory."""
-        directory = self.folder / "worker" / "worker" / "host"
+        """The process of a part; a process host by its lock, when its command line names its directory."""
+        if not name.startswith("host"):
+            return self._processes[name].pid
+        directory = self.folder / _worker_of(name) / "worker" / "host"
         try:
             pid = int((directory / "host.lock").read_text())
         except (OSError, ValueError):
@@ -310,6 +307,7 @@ class Ground:
             "QL3_ARTIFACTS": str(self.folder / "artifacts"),
             "QL3_KEYRING": str(self.folder / "keyring.json"),
             "QL3_WORKER_SLOTS": str(WORKER_SLOTS),
+            "QL3_WORKER_ID": WORKER_IDS.get(name, "local"),
             "QL3_LOG_LEVEL": "warning",
         }
         if self.postgres is None:
@@ -328,6 +326,10 @@ class Ground:
 def now_s() -> float:
     """Seconds since boot, as the scripts record them."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _worker_of(host: str) -> str:
+    return host.replace("host", "worker")
 
 
 def _signal(pid: int, number: int) -> None:

@@ -15,6 +15,8 @@ QUICK_RUNS: Final = 500
 RUNS: Final = 5_000
 QUICK_S: Final = 18.0
 RUNS_PER_S: Final = 30.0
+AWAY_S: Final = 20.0
+"""A worker that stands still this long may lose its started leases: they are renewed every 5 s and last 30 s."""
 LONG_PAUSE_S: Final = 10.0
 """A worker or host that stands still this long may miss the window in which a granted attempt may start."""
 
@@ -72,10 +74,11 @@ class Fault(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All of a check."""
+    """All of a check. `parts` are the names of what may be struck."""
 
     seed: int
     database: Database
+    parts: tuple[str, ...]
     length_s: float
     submissions: tuple[Submission, ...]
     faults: tuple[Fault, ...]
@@ -85,13 +88,9 @@ def plan(seed: int, database: Database, runs: int, *, quick: bool) -> Plan:
     """The plan of a seed; the same arguments give the same plan on every machine."""
     chance = random.Random(f"ql3-chaos:{seed}:{database}:{runs}:{quick}")
     length = QUICK_S if quick else max(QUICK_S, runs / RUNS_PER_S)
-    return Plan(
-        seed,
-        database,
-        length,
-        _submissions(chance, runs, length * 0.9),
-        _faults(chance, database, length, quick=quick),
-    )
+    parts = parts_of(database, quick=quick)
+    submissions = _submissions(chance, runs, length * 0.9)
+    return Plan(seed, database, parts, length, submissions, _faults(chance, parts, length, quick=quick))
 
 
 def _submissions(chance: random.Random, runs: int, length: float) -> tuple[Submission, ...]:
@@ -111,28 +110,33 @@ def _submissions(chance: random.Random, runs: int, length: float) -> tuple[Submi
     return tuple(made)
 
 
-def victims_of(database: Database) -> tuple[str, ...]:
-    """Whom a fault may hit. `front` is one process with all services that have no part of their own here."""
-    services = ("front", "dispatcher", "worker", "host", "nats")
-    return services if database == "sqlite" else (*services, "dispatcher-2")
+def parts_of(database: Database, *, quick: bool) -> tuple[str, ...]:
+    """Whom a fault may hit. `front` is one process with all services that have no part of their own here; a full check
+    has a second worker, with a process host of its own, that may stay away until its leases are over."""
+    parts = ["front", "dispatcher", "worker", "host", "nats"]
+    if database == "postgresql":
+        parts += ["dispatcher-2", "postgres"]
+    if not quick:
+        parts += ["worker-2", "host-2"]
+    return tuple(parts)
 
 
-def _faults(chance: random.Random, database: Database, length: float, *, quick: bool) -> tuple[Fault, ...]:
-    everybody = victims_of(database)
-    services = [name for name in everybody if name != "front"]
+def _faults(chance: random.Random, parts: Sequence[str], length: float, *, quick: bool) -> tuple[Fault, ...]:
+    everybody = tuple(name for name in parts if name != "postgres")
+    single = [name for name in everybody if name != "front"]
     blows: list[tuple[Blow, tuple[str, ...], float]] = []
-    for name in services:
+    for name in single:
         blows.append(("kill", (name,), chance.uniform(0, 1.5)))
         blows.append(("pause", (name,), chance.uniform(0.5, 3.0)))
     blows.append(("wipe", ("nats",), chance.uniform(0, 1.0)))
     blows.append(("kill", everybody, chance.uniform(0, 1.0)))
     blows.append(("script", (), 0))
-    if database == "postgresql":
+    if "postgres" in parts:
         blows.append(("restart", ("postgres",), chance.uniform(0, 1.0)))
     if not quick:
         blows += _long_blows(chance, everybody)
         for _ in range(int(length / 3) - len(blows)):
-            blows.append(_any_blow(chance, services))
+            blows.append(_any_blow(chance, single))
     chance.shuffle(blows)
     times = _spread(chance, len(blows), length)
     return tuple(
@@ -142,15 +146,19 @@ def _faults(chance: random.Random, database: Database, length: float, *, quick: 
 
 
 def _long_blows(chance: random.Random, everybody: tuple[str, ...]) -> list[tuple[Blow, tuple[str, ...], float]]:
-    # Longer than an offer's lease (15 s) and shorter than a started one's (30 s): nothing that runs may be lost.
+    dispatchers = tuple(name for name in everybody if name.startswith("dispatcher"))
     return [
         ("wipe", ("nats",), chance.uniform(0, 1.0)),
         ("kill", everybody, chance.uniform(0, 3.0)),
         ("kill", ("front",), chance.uniform(0, 3.0)),
         ("kill", ("nats",), LONG_PAUSE_S),
-        ("kill", tuple(name for name in everybody if name.startswith("dispatcher")), chance.uniform(16, 20)),
-        ("pause", tuple(name for name in everybody if name.startswith("dispatcher")), chance.uniform(16, 20)),
+        # Longer than an offer's lease (15 s) and shorter than a started one's (30 s): nothing that runs may be lost.
+        ("kill", dispatchers, chance.uniform(16, 20)),
+        ("pause", dispatchers, chance.uniform(16, 20)),
         ("pause", ("worker",), chance.uniform(16, 20)),
+        # Longer than both: what was safe to repeat runs elsewhere when the stale worker wakes.
+        ("pause", ("worker-2",), chance.uniform(33, 40)),
+        ("kill", ("host-2", "worker-2"), chance.uniform(33, 40)),
     ]
 
 

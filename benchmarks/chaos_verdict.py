@@ -52,6 +52,14 @@ class Violation(NamedTuple):
 RULES: Final = ("lost_run", "started_twice", "without_end", "contradiction")
 
 
+class Outage(NamedTuple):
+    """A time, in seconds since boot, in which a part of a worker (by its id) was not there."""
+
+    worker: str
+    down_s: float
+    up_s: float
+
+
 @dataclass
 class Done:
     """What the check itself did, so that its own blows are not taken for faults."""
@@ -60,8 +68,10 @@ class Done:
     """Run id to the kind of its task, for every run that was acknowledged."""
     cancels: set[str] = field(default_factory=set[str])
     """Runs whose cancel was asked for, whether or not an answer came."""
-    host_down: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    host_down: list[Outage] = field(default_factory=list["Outage"])
     """From the kill of a process host until the next one was there."""
+    away: list[Outage] = field(default_factory=list["Outage"])
+    """Workers that stood still for so long that their leases ran out."""
     worker_kills: int = 0
     killed: dict[str, float] = field(default_factory=dict[str, float])
     """Attempts whose script was killed."""
@@ -70,10 +80,12 @@ class Done:
 
 
 class Ledger(NamedTuple):
-    """Every run of the project as the API shows it, and its attempts in order."""
+    """Every run of the project as the API shows it, its attempts in order, and what late receipts said."""
 
     runs: Mapping[str, Mapping[str, Any]]
     attempts: Mapping[str, Sequence[Mapping[str, Any]]]
+    late: Mapping[str, Mapping[str, Any]] = {}
+    """Attempt id to the payload of its event `attempt.late_receipt`."""
 
 
 def read_records(lines: Iterable[str]) -> tuple[list[Start], list[End]]:
@@ -108,7 +120,8 @@ def judge(starts: Sequence[Start], ends: Sequence[End], ledger: Ledger, done: Do
                 if run["status"] in RUN_TERMINAL:
                     found.append(Violation("without_end", run_id, attempt["id"], f"an attempt is {attempt['status']}"))
             elif kind is not None:
-                case = _Case(run, attempt, kind, first.get(attempt["id"]), end_of.get(attempt["id"]), done)
+                name = attempt["id"]
+                case = _Case(run, attempt, kind, first.get(name), end_of.get(name), ledger.late.get(name), done)
                 found += [
                     Violation("contradiction", run_id, attempt["id"], f"{attempt['status']}: {detail}")
                     for detail in case.contradictions()
@@ -224,10 +237,15 @@ class _Case:
     kind: Kind
     start: Start | None
     end: End | None
+    late: Mapping[str, Any] | None
     done: Done
 
     def contradictions(self) -> list[str]:
         """What does not fit, a sentence each."""
+        if self.late is not None and self.late["exit_code"] is not None:
+            wrong = self.end is None or self.end.code != self.late["exit_code"]
+            if wrong:
+                return [f"a late receipt says {self.late['exit_code']}, the script {self.end and self.end.code}"]
         status = self.attempt["status"]
         if status == "succeeded":
             return self._ended_with(0)
@@ -279,12 +297,20 @@ class _Case:
             return [f"with exit code {self.attempt['exit_code']}"]
         if self.start is None:
             # Granted and not yet spawned when its host died; there is no record that could tell when.
-            return [] if self.done.host_down else ["no process host was killed"]
-        return [] if self._we_ended_it() else ["the script ended by itself under a living host"]
+            known = any(outage.worker == self.attempt["worker_id"] for outage in self.done.host_down + self.done.away)
+            return [] if known else ["no process host was killed"]
+        if self._we_ended_it() or self._within(self.done.away):
+            return []
+        return ["the script ended by itself under a living host"]
 
     def _we_ended_it(self) -> bool:
+        return self.attempt["id"] in self.done.killed or self._within(self.done.host_down)
+
+    def _within(self, outages: Sequence[Outage]) -> bool:
+        """Whether the script was at work, or its receipt may still not have been on disk, in one of these."""
         assert self.start is not None
-        if self.attempt["id"] in self.done.killed:
-            return True
         until = float("inf") if self.end is None else self.end.at_s + RECEIPT_S
-        return any(self.start.at_s <= up and down <= until for down, up in self.done.host_down)
+        return any(
+            outage.worker == self.attempt["worker_id"] and self.start.at_s <= outage.up_s and outage.down_s <= until
+            for outage in outages
+        )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos_verdict import SAID_BYTES, Done, End, Ledger, Start, Violation, count, judge, read_records
+from benchmarks.chaos_verdict import SAID_BYTES, Done, End, Ledger, Outage, Start, Violation, count, judge, read_records
 
 
 def attempt(number: int = 1, status: str = "succeeded", **changes: Any) -> dict[str, Any]:
@@ -21,6 +21,7 @@ def attempt(number: int = 1, status: str = "succeeded", **changes: Any) -> dict[
         "error_code": None if status == "succeeded" else "process_exit",
         "log": None,
         "late_receipt": False,
+        "worker_id": "local",
     }
     return row | changes
 
@@ -72,21 +73,28 @@ CLEAN: list[tuple[str, list[Start], list[End], Ledger, Done]] = [
         [start()],
         [],
         ledger("failed", attempt(1, "lost")),
-        Done({"r": "short"}, host_down=[(10.5, 12)]),
+        Done({"r": "short"}, host_down=[Outage("local", 10.5, 12)]),
     ),
     (
         "killed host, before the receipt was on disk",
         [start()],
         [end()],
         ledger("failed", attempt(1, "lost")),
-        Done({"r": "short"}, host_down=[(11.5, 13)]),
+        Done({"r": "short"}, host_down=[Outage("local", 11.5, 13)]),
     ),
     (
         "killed host, before the spawn",
         [],
         [],
         ledger("failed", attempt(1, "lost")),
-        Done({"r": "short"}, host_down=[(11.5, 13)]),
+        Done({"r": "short"}, host_down=[Outage("local", 11.5, 13)]),
+    ),
+    (
+        "worker away until its lease was over, with a late receipt",
+        [start()],
+        [end()],
+        ledger("failed", attempt(1, "lost"))._replace(late={"a1": {"exit_code": 0}}),
+        Done({"r": "short"}, away=[Outage("local", 11.5, 50)]),
     ),
     ("cancelled", [start()], [], ledger("cancelled", attempt(1, "cancelled")), Done({"r": "cancelled"}, cancels={"r"})),
     ("cancelled unstarted", [], [], ledger("cancelled", attempt(1, "cancelled")), Done({"r": "short"}, cancels={"r"})),
@@ -132,7 +140,21 @@ CONTRADICTIONS: list[tuple[str, list[Start], list[End], Ledger, Done]] = [
         [start()],
         [end()],
         ledger("failed", attempt(1, "lost")),
-        Done({"r": "short"}, host_down=[(40, 42)]),
+        Done({"r": "short"}, host_down=[Outage("local", 40, 42)]),
+    ),
+    (
+        "lost while another worker was away",
+        [start()],
+        [end()],
+        ledger("failed", attempt(1, "lost")),
+        Done({"r": "short"}, away=[Outage("second", 10.5, 50)], host_down=[Outage("second", 10.5, 50)]),
+    ),
+    (
+        "a late receipt that says something else",
+        [start()],
+        [end()],
+        ledger("failed", attempt(1, "lost"))._replace(late={"a1": {"exit_code": 3}}),
+        Done({"r": "short"}, away=[Outage("local", 10.5, 50)]),
     ),
     (
         "a signal that nobody sent",
@@ -170,7 +192,7 @@ CONTRADICTIONS: list[tuple[str, list[Start], list[End], Ledger, Done]] = [
         [start(1), start(2, line=2)],
         [end(2, line=3)],
         ledger("succeeded", attempt(1, "lost"), attempt(2)),
-        Done({"r": "hopeless"}, host_down=[(10.5, 12)]),
+        Done({"r": "hopeless"}, host_down=[Outage("local", 10.5, 12)]),
     ),
     (
         "a retry that was owed",
