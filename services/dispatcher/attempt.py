@@ -174,7 +174,11 @@ def _ended(case: Case, body: ReportBody, now: int, chance: float, worker: str) -
 def _failed_to_start(case: Case, body: ReportBody, code: str, now: int, chance: float, worker: str) -> Case:
     run = case.run
     stopped_for = run.cancel_reason or body.stopped_for
-    if stopped_for is not None and stopped_for != "timeout":
+    if stopped_for == "timeout":
+        code, summary = "run_timeout", "The run's time was over before it could be started."
+        case = _close(case, "timed_out", body, code, summary, now, now, worker)
+        return retry.decide(case, "timed_out", now, chance, error_code=code, summary=summary)
+    if stopped_for is not None:
         code = retry.cancel_code(stopped_for)
         case = _close(case, "cancelled", body, code, None, now, now, worker)
         return end(case, "cancelled", now, error_code=code)

@@ -296,6 +296,15 @@ async def test_a_timeout_ends_as_timed_out_even_when_the_command_says_success(le
     assert (run.status, run.error_code) == ("timed_out", "run_timeout")
 
 
+async def test_an_attempt_whose_time_was_over_before_its_spawn_ends_timed_out_too(ledger: Ledger, hand: Hand) -> None:
+    of = revision(execution=Execution(command=["/bin/true"], timeout_ms=1_000))
+    run_id, attempt_id = await started(ledger, hand, of)
+    await hand.report(attempt_id, kind="not_started", stopped_for="timeout", error_code="stopped")
+    run = await ledger.run(run_id)
+    assert (run.status, run.error_code) == ("timed_out", "run_timeout")
+    assert "attempt.timed_out" in await ledger.events(run_id)
+
+
 async def test_an_attempt_belongs_to_its_run(ledger: Ledger, hand: Hand) -> None:
     (one, two) = await ledger.submit(revision(), 2)
     sql = Statement("""
