@@ -130,14 +130,21 @@ def provision(
 
 def keyring(
     file: Annotated[Path, typer.Option("--file", metavar="FILE", help="The vault's keyring; kept when it is there.")],
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Encrypt under a fresh key from now on; old keys stay for what they hold.")
+    ] = False,
 ) -> None:
     """Make the vault's keyring (mode 0600) before its first start; `ql3 up` does it by itself."""
     with refusals():
         import importlib
 
         vault: Any = importlib.import_module("services.vault.keyring")
+        path = file.absolute()
         try:
-            vault.provision(file.absolute())
+            if rotate:
+                vault.rotate(path, vault.KeyringFile(path).read().active_key_id)
+            else:
+                vault.provision(path)
         except OSError as error:
             raise Ql3Error("setup_invalid", f"It cannot be written ({error.strerror}).", field="--file") from error
         print(file)
