@@ -61,7 +61,7 @@ def run_checks(data: Path | None) -> list[Check]:
     except Ql3Error as error:
         return [*checks, Check("service", False, error_line(error), error.kind.exit_code)]
     with client:
-        for name, look in (("service", _alive), ("ready", _ready), ("sign-in", _signed_in), ("workers", _workers)):
+        for name, look in _LOOKS:
             found = _guarded(name, look, client)
             checks.append(found)
             if name == "service" and not found.ok:
@@ -110,13 +110,22 @@ def _alive(client: Any) -> Check:
 
 def _ready(client: Any) -> Check:
     answer = client.root("/readyz")
-    detail = f"/readyz {answer.status_code}"
-    try:
-        reasons: Any = answer.json().get("reasons", [])
-        detail = "; ".join(map(str, reasons)) or detail
-    except (ValueError, AttributeError):
-        pass
+    detail = "; ".join(_told(answer, "reasons")) or f"/readyz {answer.status_code}"
     return Check("ready", answer.status_code == 200, detail, 5)
+
+
+def _whole(client: Any) -> Check:
+    from services.cli.words import say
+
+    missing = _told(client.root("/readyz"), "degraded")
+    return Check("whole", not missing, "; ".join(missing) or say("nothing else is missing", "没有其他缺失"))
+
+
+def _told(answer: Any, name: str) -> list[str]:
+    try:
+        return [str(reason) for reason in answer.json().get(name, [])]
+    except (ValueError, AttributeError):
+        return []
 
 
 def _signed_in(client: Any) -> Check:
@@ -130,3 +139,12 @@ def _workers(client: Any) -> Check:
     found = client.get("/workers", limit=200)["items"]
     online = [worker["id"] for worker in found if worker["status"] == "online"]
     return Check("workers", bool(online), ", ".join(online) or say("no worker is online", "没有在线的节点"))
+
+
+_LOOKS: tuple[tuple[str, Callable[[Any], Check]], ...] = (
+    ("service", _alive),
+    ("ready", _ready),
+    ("whole", _whole),
+    ("sign-in", _signed_in),
+    ("workers", _workers),
+)

@@ -136,6 +136,7 @@ class Scene:
         """The states that a new run goes through after it was committed as queued, once somebody looks at it."""
         self.exit_codes = {"succeeded": 0, "failed": 7}
         self.ran = asyncio.Event()
+        self.sick: dict[str, list[str]] = {}
         self.readiness: list[str] = []
         self.holds: dict[str | None, Hold] = {}
         self.ages = RetentionPolicy(
@@ -491,6 +492,12 @@ class Scene:
 
     # -- all
 
+    def _health(self, name: str) -> Any:
+        async def answer(_message: HealthRead, _caller: Caller) -> HealthAnswer:
+            return HealthAnswer(service=name, version="1.0.0", reasons=self.sick.get(name, []))
+
+        return answer
+
     async def serve(self, bus_for: BusFactory) -> None:
         """Answer for every room."""
         log_read, log_follow = endpoints.LOG_READ.bound(WORKER), endpoints.LOG_FOLLOW.bound(WORKER)
@@ -541,7 +548,7 @@ class Scene:
         }
         for name, routes in rooms.items():
             bus = await bus_for(name, streams=False)
-            await bus.serve(name, "1.0.0", [*routes, Route(endpoints.HEALTH[name], _healthy(name))])
+            await bus.serve(name, "1.0.0", [*routes, Route(endpoints.HEALTH[name], self._health(name))])
             await bus.flush()
             if name == "dispatcher":
                 self.bus = bus
@@ -560,13 +567,6 @@ def _identity(subject: Subject) -> Identity:
         created_at_ms=NOW_MS,
         updated_at_ms=NOW_MS,
     )
-
-
-def _healthy(name: str) -> Any:
-    async def answer(_message: HealthRead, _caller: Caller) -> HealthAnswer:
-        return HealthAnswer(service=name, version="1.0.0", reasons=[])
-
-    return answer
 
 
 def _looks_secret(message: TaskCreate) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -180,6 +181,18 @@ async def test_a_mutation_is_replayed_with_the_same_value_and_refused_with_anoth
         assert caught.value.code == "mutation_conflict"
     assert (await vault.set(number=2)).secret.version == 2
     assert (await vault.set(number=1, expected=0)).replayed
+
+
+async def test_of_writers_at_once_each_gets_a_version_and_one_a_compared_one(vault: Vault) -> None:
+    open_writers = await asyncio.gather(*(vault.set(number=number) for number in range(1, 6)))
+    assert sorted(answer.secret.version for answer in open_writers) == [1, 2, 3, 4, 5]
+    compared = await asyncio.gather(
+        *(vault.set("other", number=number, expected=0) for number in range(10, 15)), return_exceptions=True
+    )
+    assert [code_of(outcome) for outcome in compared if isinstance(outcome, Exception)] == ["version_conflict"] * 4
+    repeats = await asyncio.gather(*(vault.set("third", number=20, expected=0) for _ in range(5)))
+    assert {answer.secret.version for answer in repeats} == {1}
+    assert [answer.replayed for answer in repeats].count(False) == 1
 
 
 async def test_who_may_not_manage_secrets_changes_and_sees_nothing(vault: Vault) -> None:
