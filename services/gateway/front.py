@@ -32,6 +32,9 @@ RELEASE: Final = "ql3.release"
 OPEN: Final = "ql3.open"
 """In the scope's state: the generator behind an open answer, to be closed when its client is gone."""
 
+ABORT: Final = "ql3.abort"
+"""In the scope's state: cuts the connection off at once, whatever is still to be sent."""
+
 _PATH = re.compile(rb"(?:/[A-Za-z0-9_.:@~-]+)+|/")
 _DOTS = re.compile(rb"/\.\.?(?:/|$)")
 _TRACE = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -132,8 +135,12 @@ class Front:
                 if api:
                     headers.append((b"cache-control", b"no-store"))
                 message["headers"] = headers
-            async with asyncio.timeout(SEND_STALL_S):
-                await send(message)
+            try:
+                async with asyncio.timeout(SEND_STALL_S):
+                    await send(message)
+            except TimeoutError:
+                # Closing in order would wait for the reader again. What is sent from here on goes nowhere.
+                scope["state"][ABORT]()
 
         return guarded
 

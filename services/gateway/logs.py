@@ -12,6 +12,8 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any, Final, NamedTuple
 
+import structlog
+
 from schemas import endpoints
 from schemas.artifacts import ArtifactRead
 from schemas.errors import Ql3Error
@@ -21,6 +23,7 @@ from schemas.runs import ATTEMPT_ACTIVE, RUN_TERMINAL, Attempt, AttemptList, Run
 from schemas.subjects import live_log
 from schemas.workers import LogChunk, LogFollow, LogRead
 from services.gateway.calls import Call
+from services.gateway.front import ABORT
 from services.gateway.streams import QUIET, QUIET_S, frame, woken
 from services.kit.bus import Delivery
 from services.kit.clock import monotonic_ms
@@ -31,6 +34,8 @@ UNFOLLOWED_MS: Final = 1_000
 """How soon to look again while there is nothing to follow yet."""
 CHUNKS: Final = 64
 _ELSEWHERE: Final = ("not_found", "conflict", "unavailable", "invalid_transition", "secret_unavailable")
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.gateway")
 
 
 class Piece(NamedTuple):
@@ -66,9 +71,9 @@ async def read(call: Call[Any], attempt: Attempt, offset: int, length: int) -> P
     """A range of at most 256 KiB. Raises `gone` (removed by retention) or `unavailable`."""
     if attempt.status in ATTEMPT_ACTIVE:
         return await _at_worker(call, attempt, offset, length)
-    log = attempt.log
-    if log is not None and log.artifact_id is None:
-        return Piece(offset, b"", 0, ended=True, truncated=log.truncated)
+    kept = attempt.log
+    if kept is not None and kept.artifact_id is None:
+        return Piece(offset, b"", 0, ended=True, truncated=kept.truncated)
     try:
         return await _at_store(call, attempt, offset, length)
     except Ql3Error as error:
@@ -78,7 +83,7 @@ async def read(call: Call[Any], attempt: Attempt, offset: int, length: int) -> P
         try:
             return await _at_worker(call, attempt, offset, length)
         except Ql3Error:
-            if log is None:
+            if kept is None:
                 # Lost with its worker: nobody knows what it had written.
                 return Piece(offset, b"", 0, ended=True, truncated=None)
             raise error from None
@@ -106,7 +111,8 @@ async def _at_store(call: Call[Any], attempt: Attempt, offset: int, length: int)
 
 
 async def pass_on(call: Call[Any], attempt: Attempt, first: Piece, end: int) -> AsyncGenerator[bytes]:
-    """The bytes from the first piece up to `end`. A failure in between breaks the answer off: its length was told."""
+    """The bytes from the first piece up to `end`. Its length was told: when no more come, the connection is cut off, so
+    that nobody takes a part for the whole."""
     position = first.offset
     piece = first
     while position < end:
@@ -116,9 +122,14 @@ async def pass_on(call: Call[Any], attempt: Attempt, first: Piece, end: int) -> 
             position += len(data)
         if position >= end:
             return
-        piece = await _again(call, attempt, position, min(LOG_RANGE_BYTES, end - position))
+        try:
+            piece = await _again(call, attempt, position, min(LOG_RANGE_BYTES, end - position))
+        except Ql3Error as error:
+            log.warning("a log was broken off", attempt=attempt.id, error=error.code)
+            piece = first._replace(data=b"")
         if not piece.data or piece.offset != position:
-            raise Ql3Error("unavailable", "The log ended before its length.")
+            call.request.scope["state"][ABORT]()
+            return
 
 
 async def _again(call: Call[Any], attempt: Attempt, offset: int, length: int) -> Piece:

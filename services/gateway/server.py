@@ -12,7 +12,7 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from schemas.errors import Ql3Error
-from services.gateway.front import App
+from services.gateway.front import ABORT, App
 from services.gateway.settings import GatewaySettings
 
 HEAD_BYTES = 16 * 1024
@@ -44,6 +44,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
+        self.scope.setdefault("state", {})[ABORT] = self.transport.abort
         self._in_head = True
         self._head_bytes = 0
         if self._head_timer is None:

@@ -78,6 +78,7 @@ class Ledger:
         self.stored = False
         self.gone = False
         self.moves_after: int | None = None
+        self.gone_after_move = False
         self.log_fact: LogFact | None = None
         self.reads: list[tuple[int, int]] = []
         self.follows = 0
@@ -182,6 +183,7 @@ class Ledger:
         self.reads.append((message.offset, message.length))
         if self.moves_after == len(self.reads):
             await self.store()
+            self.gone = self.gone_after_move
         data = self.log[message.offset : message.offset + message.length]
         return LogRange(offset=message.offset, data=data, total=len(self.log), ended=self.ended, truncated=False)
 

@@ -9,7 +9,10 @@ import random
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
+
+from services.gateway.server import GuardedProtocol
 
 from .conftest import PROJECT, House, HouseFor
 from .ledger import RUN, Ledger
@@ -214,3 +217,37 @@ async def test_open_answers_are_bounded_and_end_with_the_gateway(house_for: Hous
         await house.gateway.stop()
         with pytest.raises(AssertionError, match="the stream ended"):
             await events.next()
+
+
+async def test_a_reader_that_takes_nothing_is_let_go(
+    ledger: Ledger, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.front.SEND_STALL_S", 0.2)
+    let_go = asyncio.Event()
+    lost = GuardedProtocol.connection_lost
+
+    def connection_lost(self: GuardedProtocol, error: Exception | None) -> None:
+        lost(self, error)
+        let_go.set()
+
+    monkeypatch.setattr(GuardedProtocol, "connection_lost", connection_lost)
+    ledger.log = bytes(32 * 1024 * 1024)  # more than the buffers of both ends hold
+    await ledger.store()
+    port = house.gateway._server.port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    head = f"GET {LOG} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {house.console_token}\r\n\r\n"
+    writer.write(head.encode())
+    await reader.readline()
+    # Nothing more is read; the server's side of the connection ends, although all was not sent.
+    await asyncio.wait_for(let_go.wait(), 30)
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await reader.readexactly(33 * 1024 * 1024)
+    writer.close()
+
+
+async def test_a_part_of_a_log_is_never_taken_for_the_whole(ledger: Ledger, house: House) -> None:
+    ledger.log = bytes(700_000)
+    ledger.moves_after = 1
+    ledger.gone_after_move = True
+    with pytest.raises(httpx.RemoteProtocolError):
+        await house.console().get(LOG)
