@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -151,11 +152,11 @@ def _query(raw: bytes, reads: type[msgspec.Struct]) -> Any:
         plain[name] = text
     if reads is Nothing and plain:
         raise Ql3Error("unknown_field", "This operation has no query.", field=next(iter(plain)))
-    known = {field.encode_name: field.type for field in msgspec.structs.fields(reads)}
+    known = _lists(reads)
     for name, text in plain.items():
         if name not in known:
             return read_plain(plain, reads)  # refuses, with the name that was meant
-        if "tuple[" in str(known[name]):
+        if known[name]:
             plain[name] = text.split(",")
     try:
         return msgspec.convert(plain, reads, strict=False)
@@ -163,6 +164,12 @@ def _query(raw: bytes, reads: type[msgspec.Struct]) -> Any:
         what, found, path = str(error).rpartition(" - at `$")
         field = path.rstrip("`").lstrip(".") if found else None
         raise Ql3Error("invalid", (what or str(error)) + ".", field=field) from None
+
+
+@functools.cache
+def _lists(reads: type[msgspec.Struct]) -> dict[str, bool]:
+    """The fields of a query, and whether each is a list (`a,b`)."""
+    return {field.encode_name: "tuple[" in str(field.type) for field in msgspec.structs.fields(reads)}
 
 
 def _key(headers: dict[str, str]) -> str | None:

@@ -1,13 +1,16 @@
 // The panel's way to the API: the cookie says who asks, the CSRF token that it was this page.
 
+import { refusal } from "./words.js";
+
 const BASE = "/api/v3";
+const AGAIN_MS = 3000;
 let csrf = null;
 let lost = () => {};
 
 /** A refusal: the sentence that people read, and the code and field that pages look at. */
 export class Problem extends Error {
   constructor(body) {
-    super([body.detail ?? body.title, body.mend].filter(Boolean).join(" "));
+    super(refusal(body) ?? [body.detail ?? body.title, body.mend].filter(Boolean).join(" "));
     this.code = body.code;
     this.field = body.field;
     this.data = body.data ?? {};
@@ -82,6 +85,8 @@ export async function leave() {
  */
 export function follow(path, heard) {
   let source = null;
+  let later = null;
+  let ended = false;
 
   function connect() {
     source = new EventSource(BASE + (typeof path === "function" ? path() : path));
@@ -90,18 +95,29 @@ export function follow(path, heard) {
       else if (name === "down") source.addEventListener("error", (event) => event.data || work());
       else source.addEventListener(name, (event) => event.data && work(JSON.parse(event.data), event.lastEventId));
     }
+    source.addEventListener("error", refused);
+  }
+
+  // A browser tries again after a broken connection, but never after a refusal: a full server, or a session that ended.
+  async function refused() {
+    if (source?.readyState !== EventSource.CLOSED) return;
+    source = null;
+    const me = await get("/session").catch((problem) => (problem.code === "unauthenticated" ? null : {}));
+    if (me && !ended) later = setTimeout(seen, AGAIN_MS);
   }
 
   function seen() {
     if (document.hidden) {
       source?.close();
       source = null;
-    } else if (!source) connect();
+    } else if (!source && !ended) connect();
   }
 
   seen();
   document.addEventListener("visibilitychange", seen);
   return () => {
+    ended = true;
+    clearTimeout(later);
     document.removeEventListener("visibilitychange", seen);
     source?.close();
   };

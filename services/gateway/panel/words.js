@@ -162,6 +162,39 @@ const WORDS = {
   "state.revoked": ["revoked", "已吊销"],
 };
 
+// The API speaks English; its codes are stable, so what people meet most is said in Chinese here.
+const REFUSALS = {
+  invalid: "请求无效，请更正所示字段。",
+  unknown_field: "存在未知字段。",
+  too_large: "内容超过上限。",
+  cron_invalid: "计划表达式无效。",
+  cron_never_fires: "该计划永远不会触发。",
+  timezone_invalid: "时区无效，请使用 Asia/Shanghai 之类的 IANA 名称。",
+  unauthenticated: "用户名、密码或验证码错误，或登录已失效。",
+  forbidden: "您没有权限，请向项目所有者申请角色。",
+  approval_required: "需要先获得批准。",
+  assurance_required: "需要更强或更近期的登录验证。",
+  rate_limited: "尝试次数过多，请稍后再试。",
+  not_found: "不存在，请检查名称与项目。",
+  gone: "已按保留策略删除。",
+  conflict: "与现有状态冲突，请刷新后重试。",
+  name_taken: "名称已被使用，请换一个。",
+  version_conflict: "内容已被他人修改，请刷新后重试。",
+  invalid_transition: "当前状态不允许此操作。",
+  project_archived: "项目已归档。",
+  last_owner: "不能移除最后一位所有者。",
+  approval_expired: "审批已过期。",
+  already_decided: "已有决定。",
+  self_decision: "不能审批自己的请求，请由他人决定。",
+  human_required: "只能由人来决定。",
+  bootstrap_rejected: "链接无效。",
+  bootstrap_closed: "项目已有所有者。",
+  unavailable: "系统的一部分暂时不可用，请稍后重试。",
+  database_unavailable: "数据库不可用，请稍后重试。",
+  capacity: "系统繁忙，请稍后重试。",
+  internal_error: "内部错误，请查看服务日志。",
+};
+
 let current = localStorage.getItem(KEY) ?? document.documentElement.lang;
 
 /** `en` or `zh-CN`. */
@@ -171,7 +204,13 @@ export const language = () => (current.startsWith("zh") ? "zh-CN" : "en");
 export function switchLanguage() {
   current = language() === "en" ? "zh-CN" : "en";
   localStorage.setItem(KEY, current);
-  document.documentElement.lang = language();
+  /** A refusal in the panel's language, or nothing where the API's own words serve. */
+export function refusal(problem) {
+  if (language() === "en" || !(problem.code in REFUSALS)) return null;
+  return problem.field ? `${REFUSALS[problem.code]}（${problem.field}）` : REFUSALS[problem.code];
+}
+
+document.documentElement.lang = language();
 }
 
 /** The words of a key, `{name}` filled in. */
@@ -180,6 +219,12 @@ export function t(key, values = {}) {
   if (!words) return key.startsWith("state.") ? key.slice(6) : key;
   const text = words[language() === "en" ? 0 : 1];
   return text.replace(/\{(\w+)\}/g, (_, name) => values[name] ?? "");
+}
+
+/** A refusal in the panel's language, or nothing where the API's own words serve. */
+export function refusal(problem) {
+  if (language() === "en" || !(problem.code in REFUSALS)) return null;
+  return problem.field ? `${REFUSALS[problem.code]}（${problem.field}）` : REFUSALS[problem.code];
 }
 
 document.documentElement.lang = language();
