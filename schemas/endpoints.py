@@ -103,6 +103,8 @@ WORKERS_LIST = Endpoint("dispatcher", "workers.list", workers.WorkerList, worker
 WORKERS_DRAIN = Endpoint("dispatcher", "workers.drain", workers.WorkerDrain, workers.WorkerAnswer)
 LEASES_VERIFY = Endpoint("dispatcher", "leases.verify", workers.LeaseVerify, workers.LeaseVerified)
 ATTEMPTS_ENDED = Endpoint("dispatcher", "attempts.ended", runs.EndedRead, runs.EndedPage)
+LIMITS_LIST = Endpoint("dispatcher", "limits.list", runs.LimitList, runs.LimitPage)
+LIMITS_SET = Endpoint("dispatcher", "limits.set", runs.LimitSet, runs.LimitPage)
 READINESS = Endpoint("dispatcher", "readiness", workers.ReadinessRead, workers.Readiness)
 
 # vault

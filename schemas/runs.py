@@ -259,6 +259,39 @@ class Explanation(Message, frozen=True, kw_only=True, tag="runs.explanation/1"):
     facts: dict[str, Any] = {}
 
 
+class ConcurrencyLimit(View, frozen=True, kw_only=True):
+    """A limit on runs in work at once: of a project, of a task (its overlap rule), or of a named key (tasks' terms)."""
+
+    project: str
+    kind: Literal["project", "task", "key"]
+    key: str
+    limit: int
+    live: int
+
+
+class LimitList(Message, frozen=True, kw_only=True, tag="limits.list/1"):
+    """The limits of a project with how much of each is used, by kind and key."""
+
+    actor: Actor
+    project: ProjectId
+    page: Page = Page()
+
+
+class LimitSet(Message, frozen=True, kw_only=True, tag="limits.set/1"):
+    """How many runs of a project may be in work at once; null takes the limit away."""
+
+    actor: Actor
+    project: ProjectId
+    limit: Annotated[int, Meta(ge=1, le=100_000)] | None
+
+
+class LimitPage(Message, frozen=True, kw_only=True, tag="limits.page/1"):
+    """A page of limits."""
+
+    items: list[ConcurrencyLimit]
+    next: str | None
+
+
 class RunAnswer(Message, frozen=True, kw_only=True, tag="runs.answer/1"):
     """One run."""
 

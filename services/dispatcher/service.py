@@ -25,6 +25,9 @@ from schemas.runs import (
     EndedPage,
     EndedRead,
     Explanation,
+    LimitList,
+    LimitPage,
+    LimitSet,
     RunAnswer,
     RunCancel,
     RunEventList,
@@ -63,6 +66,7 @@ from services.dispatcher import (
     barrier,
     cancelling,
     holding,
+    limiting,
     placing,
     purging,
     reading,
@@ -182,6 +186,8 @@ class DispatcherService:
             Route(endpoints.WORKERS_BEAT, self.beat, concurrency=64),
             Route(endpoints.WORKERS_LIST, self.list_workers),
             Route(endpoints.WORKERS_DRAIN, self.drain),
+            Route(endpoints.LIMITS_LIST, self.list_limits),
+            Route(endpoints.LIMITS_SET, self.set_limit),
             Route(endpoints.LEASES_VERIFY, self.verify_lease, concurrency=64),
             Route(endpoints.ATTEMPTS_ENDED, self.ended_attempts),
             Route(endpoints.READINESS, self.readiness),
@@ -413,6 +419,18 @@ class DispatcherService:
         self._ringing.ring()
         run = await self._database.read(lambda tx: reading.view(tx, self._revisions, retried.run))
         return RunAnswer(run=run, replayed=retried.replayed)
+
+    async def list_limits(self, message: LimitList, _caller: Caller) -> LimitPage:
+        """Concurrency limits of a project."""
+        await self._policy.require(message.actor, message.project, "project.read")
+        return await self._database.read(lambda tx: limiting.page(tx, message))
+
+    async def set_limit(self, message: LimitSet, _caller: Caller) -> LimitPage:
+        """A project's own limit."""
+        decision = await self._policy.require(message.actor, message.project, "policy.manage")
+        answer = await self._database.transact(lambda tx: limiting.set_project_limit(tx, message, decision))
+        self._ask_to_place()
+        return answer
 
     async def release(self, message: RunRelease, _caller: Caller) -> RunReleaseAnswer:
         """Approval's decision about a held run."""

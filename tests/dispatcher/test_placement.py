@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from schemas.identity import Actor
+from schemas.paging import Page
+from schemas.runs import LimitList, LimitPage, LimitSet
 from schemas.tasks import Concurrency, Overlap, Placement, Terms
 from schemas.workers import Capabilities
-from services.dispatcher import placing
-from services.dispatcher.placement import Limit, mismatch
-from services.dispatcher.store import limits
+from services.dispatcher import limiting, placing
+from services.dispatcher.placement import mismatch
 from tests.dispatcher.house import Hand, Ledger, revision, running
 
+ADA = Actor(
+    type="user", id="ada", authentication_id="t", assurance="single_factor", authenticated_at_ms=1,
+    expires_at_ms=2**52,
+)  # fmt: skip
 A, B, C = (f"01890000-0000-7000-8000-0000000000{n}0" for n in "abc")
 
 
@@ -131,11 +135,38 @@ async def test_a_named_key_is_shared_by_tasks_of_a_project_only(ledger: Ledger, 
     assert {(await ledger.run(run)).project_id for run, _ in placed} == {"default", "other"}
 
 
-async def test_a_project_limit_holds(ledger: Ledger, hand: Hand) -> None:
-    async def put(tx: Any) -> None:
-        await limits.put(tx, {Limit("default", "project", "default"): 3}, await tx.now_ms())
+async def set_limit(ledger: Ledger, limit: int | None) -> LimitPage:
+    question = LimitSet(actor=ADA, project="default", limit=limit)
+    return await ledger.database.transact(lambda tx: limiting.set_project_limit(tx, question, "allow"))
 
-    await ledger.database.transact(put)
+
+async def test_limits_are_listed_with_their_use(ledger: Ledger, hand: Hand) -> None:
+    await set_limit(ledger, 7)
+    terms = Terms(overlap=Overlap(policy="allow", limit=2), concurrency=[Concurrency(key="db", limit=4)])
+    await ledger.submit(revision(terms=terms, task=A, name="a"), 3)
+    await offered(ledger)
+    seen: list[tuple[str, str, int, int]] = []
+    cursor = None
+    while True:
+        question = LimitList(actor=ADA, project="default", page=Page(limit=2, cursor=cursor))
+        page = await ledger.database.read(lambda tx, asked=question: limiting.page(tx, asked))
+        seen += [(item.kind, item.key, item.limit, item.live) for item in page.items]
+        cursor = page.next
+        if cursor is None:
+            break
+    assert seen == [("key", "db", 4, 2), ("project", "default", 7, 2), ("task", A, 2, 2)]
+
+
+async def test_a_project_limit_that_is_taken_away_limits_no_more(ledger: Ledger, hand: Hand) -> None:
+    await set_limit(ledger, 1)
+    await ledger.submit(revision(), 3)
+    assert len(await offered(ledger)) == 1
+    assert (await set_limit(ledger, None)).items == []
+    assert len(await offered(ledger)) == 2
+
+
+async def test_a_project_limit_holds(ledger: Ledger, hand: Hand) -> None:
+    await set_limit(ledger, 3)
     made = await ledger.submit(revision(), 6)
     assert len(await offered(ledger)) == 3
     cause, _ = await ledger.database.read(lambda tx: placing.why(tx, ledger.revisions, made[-1]))

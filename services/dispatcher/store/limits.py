@@ -24,6 +24,10 @@ _READ = Statement("""
     FROM {rows:$1 project_id text, kind text, limit_key text} AS w
     JOIN concurrency_limits c ON c.project_id = w.project_id AND c.kind = w.kind AND c.limit_key = w.limit_key
 """)
+_PAGE = Statement("""
+    SELECT project_id, kind, limit_key, max_live FROM concurrency_limits
+    WHERE project_id = $1 AND (kind, limit_key) > ($2, $3) ORDER BY kind, limit_key LIMIT $4
+""")
 _PUT = Statement("""
     INSERT INTO concurrency_limits (project_id, kind, limit_key, max_live, updated_at_ms) VALUES ($1, $2, $3, $4, $5)
     ON CONFLICT (project_id, kind, limit_key) DO UPDATE
@@ -71,6 +75,11 @@ async def lock(tx: Transaction, wanted: Iterable[Limit]) -> dict[Limit, int]:
 async def read(tx: Transaction, wanted: Iterable[Limit]) -> dict[Limit, int]:
     """The limits that have a row."""
     return _named(await tx.fetch(_READ, _rows(wanted)))
+
+
+async def page(tx: Transaction, project: str, after: tuple[str, str], limit: int) -> dict[Limit, int]:
+    """Limits of a project behind (kind, key), in that order."""
+    return _named(await tx.fetch(_PAGE, project, *after, limit))
 
 
 async def live_by_project(tx: Transaction, projects: Iterable[str]) -> dict[str, int]:
