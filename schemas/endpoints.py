@@ -81,6 +81,9 @@ TRIGGERS_UPDATE = Endpoint("scheduler", "triggers.update", triggers.TriggerUpdat
 TRIGGERS_ENABLE = Endpoint("scheduler", "triggers.enable", triggers.TriggerEnable, triggers.TriggerAnswer)
 TRIGGERS_DELETE = Endpoint("scheduler", "triggers.delete", triggers.TriggerDelete, triggers.TriggerAnswer)
 TRIGGERS_LIST = Endpoint("scheduler", "triggers.list", triggers.TriggerList, triggers.TriggerPage)
+TRIGGERS_ROTATE = Endpoint("scheduler", "triggers.rotate", triggers.WebhookRotate, triggers.TriggerAnswer)
+TRIGGERS_CALL = Endpoint("scheduler", "triggers.call", triggers.WebhookCall, runs.RunAnswer)
+TRIGGERS_BACKFILL = Endpoint("scheduler", "triggers.backfill", triggers.TriggerBackfill, triggers.BackfillAnswer)
 TRIGGERS_MISSED = Endpoint("scheduler", "triggers.missed", triggers.MissedList, triggers.MissedPage)
 
 # dispatcher: the run ledger

@@ -9,7 +9,7 @@ from msgspec import Meta
 from schemas import limits
 from schemas.base import Message, Value, View
 from schemas.identity import Actor
-from schemas.ids import Id, Millis, ProjectId, Slug
+from schemas.ids import Digest, Id, Millis, ProjectId, Slug
 from schemas.paging import Page
 
 
@@ -38,6 +38,8 @@ class TriggerSpec(Value, frozen=True, kw_only=True):
     after_task: Slug | None = None
     after_on: Literal["success", "failure", "any"] = "success"
     inputs: dict[str, Any] | None = None
+    signed: bool = True
+    """A webhook takes only what is signed with its secret; without, whoever knows its path may call it."""
     enabled: bool = True
 
 
@@ -60,13 +62,14 @@ class Trigger(View, frozen=True, kw_only=True):
 
 
 class TriggerCreate(Message, frozen=True, kw_only=True, tag="triggers.create/1"):
-    """Add a trigger to a task."""
+    """Add a trigger to a task. `token_digest` is for a webhook: the SHA-256 of its secret, which the asker keeps."""
 
     actor: Actor
     project: ProjectId
     task: str
     spec: TriggerSpec
     mutation_id: Id | None = None
+    token_digest: Digest | None = None
 
 
 class TriggerUpdate(Message, frozen=True, kw_only=True, tag="triggers.update/1"):
@@ -95,6 +98,54 @@ class TriggerDelete(Message, frozen=True, kw_only=True, tag="triggers.delete/1")
     actor: Actor
     project: ProjectId
     trigger: Id
+
+
+class WebhookRotate(Message, frozen=True, kw_only=True, tag="triggers.rotate/1"):
+    """Give a webhook another secret; the one before is void at once."""
+
+    actor: Actor
+    project: ProjectId
+    trigger: Id
+    token_digest: Digest
+
+
+class WebhookCall(Message, frozen=True, kw_only=True, tag="triggers.call/1"):
+    """Somebody called a webhook. The gateway has checked the signature, when `signed`; the secret stays there.
+
+    The same `delivery` gives the same run. `payload` becomes the input of this name.
+    """
+
+    project: ProjectId
+    trigger: Id
+    token_digest: Digest
+    signed: bool
+    delivery: Annotated[str, Meta(min_length=1, max_length=128)]
+    payload: Any = None
+
+
+class TriggerBackfill(Message, frozen=True, kw_only=True, tag="triggers.backfill/1"):
+    """Run a trigger's instants of a window that has passed, both ends included, `every_ms` apart from each other.
+
+    Instants that are known to have been admitted are left out, unless `again`. With `dry_run` nothing is stored.
+    """
+
+    actor: Actor
+    project: ProjectId
+    trigger: Id
+    from_ms: Millis
+    until_ms: Millis
+    every_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 1_000
+    again: bool = False
+    dry_run: bool = False
+    mutation_id: Id | None = None
+
+
+class BackfillAnswer(Message, frozen=True, kw_only=True, tag="triggers.backfilled/1"):
+    """The instants that run (or would), and how many of the window had been admitted before."""
+
+    instants: list[int]
+    left_out: int
+    dry_run: bool
 
 
 class TriggerList(Message, frozen=True, kw_only=True, tag="triggers.list/1"):

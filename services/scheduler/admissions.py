@@ -30,6 +30,8 @@ class Admission:
     order: RunOrder
     revision: ExecutionRevision
     trigger_revision: int | None = None
+    again: bool = False
+    """Its instant was admitted before, and runs once more because somebody asked for it."""
 
     def row(self) -> dict[str, Any]:
         """The row of the table of open orders."""
@@ -42,7 +44,7 @@ class Admission:
             "task_revision": self.revision.task_revision,
             "trigger_id": order.trigger_id,
             "trigger_revision": self.trigger_revision,
-            "scheduled_for_ms": order.scheduled_for_ms,
+            "scheduled_for_ms": None if self.again else order.scheduled_for_ms,
             "not_before_ms": order.not_before_ms,
             "idempotency_key": order.idempotency_key,
             "request_digest": request_digest(self.revision.task_id, order.inputs, order.priority, order.trigger_type),
@@ -62,13 +64,15 @@ def for_fire(
     trigger_id: str,
     trigger_revision: int,
     trigger_type: TriggerType,
-    scheduled_for_ms: int,
-    not_before_ms: int | None,
+    occasion: str,
     inputs: dict[str, Any] | None,
     now_ms: int,
+    scheduled_for_ms: int | None = None,
+    not_before_ms: int | None = None,
+    parent_run_id: str | None = None,
 ) -> Admission:
-    """The order of one instant of a trigger. Its key is the same whoever makes it, and whenever."""
-    key = f"{KEY_PREFIX}{trigger_type}:v1:{trigger_id}:{trigger_revision}:{scheduled_for_ms}"
+    """The order of one occasion of a trigger (an instant, a call, another run); its key is the same, whoever asks."""
+    key = f"{KEY_PREFIX}{trigger_type}:v1:{trigger_id}:{trigger_revision}:{occasion}"
     order = RunOrder(
         order_id=new_id(),
         run_id=new_id(),
@@ -82,6 +86,7 @@ def for_fire(
         scheduled_for_ms=scheduled_for_ms,
         not_before_ms=not_before_ms,
         inputs=inputs,
+        parent_run_id=parent_run_id,
     )
     return Admission(order, revision, trigger_revision)
 

@@ -185,10 +185,11 @@ class AdmissionLoop:
                         trigger_id=row["trigger_id"],
                         trigger_revision=row["trigger_revision"],
                         trigger_type=cast(TriggerType, spec["kind"]),
-                        scheduled_for_ms=fire.instant_ms,
-                        not_before_ms=fire.not_before_ms,
+                        occasion=str(fire.instant_ms),
                         inputs=inputs,
                         now_ms=done.now_ms,
+                        scheduled_for_ms=fire.instant_ms,
+                        not_before_ms=fire.not_before_ms,
                     )
                     for fire in fires
                 ]

@@ -6,6 +6,8 @@ import structlog
 
 from schemas import limits
 from schemas.endpoints import (
+    FEED_READ,
+    HEALTH,
     RUNS_CANCEL,
     RUNS_SUBMIT,
     TASKS_CREATE,
@@ -16,16 +18,20 @@ from schemas.endpoints import (
     TASKS_RUN,
     TASKS_RUN_BATCH,
     TASKS_UPDATE,
+    TRIGGERS_BACKFILL,
+    TRIGGERS_CALL,
     TRIGGERS_CREATE,
     TRIGGERS_DELETE,
     TRIGGERS_ENABLE,
     TRIGGERS_LIST,
     TRIGGERS_MISSED,
+    TRIGGERS_ROTATE,
     TRIGGERS_UPDATE,
 )
 from schemas.errors import Ql3Error
 from schemas.identity import Actor, PolicyChanged, PolicyDecision
-from schemas.runs import RunAnswer, RunBatchAnswer, RunCancel, SubmitAnswer, SubmitRuns
+from schemas.runs import RUN_TERMINAL, RunAnswer, RunBatchAnswer, RunCancel, SubmitAnswer, SubmitRuns
+from schemas.system import FeedPage, FeedRead, HealthRead
 from schemas.tasks import (
     TaskAnswer,
     TaskCreate,
@@ -39,15 +45,19 @@ from schemas.tasks import (
     TaskUpdate,
 )
 from schemas.triggers import (
+    BackfillAnswer,
     MissedList,
     MissedPage,
     TriggerAnswer,
+    TriggerBackfill,
     TriggerCreate,
     TriggerDelete,
     TriggerEnable,
     TriggerList,
     TriggerPage,
     TriggerUpdate,
+    WebhookCall,
+    WebhookRotate,
 )
 from services.kit.bus import Bus, Caller, Delivery, Route, Subscription
 from services.kit.clock import Clock
@@ -64,15 +74,18 @@ from services.scheduler.admissions import SENDER
 from services.scheduler.catalogue import Catalogue
 from services.scheduler.executions import Executions
 from services.scheduler.loops import SLEEP_S, AdmissionLoop, PruneLoop, RingLoop
+from services.scheduler.occasions import BootLoop, ChainLoop, Occasions
 from services.scheduler.projects import Projects, scheduler_actor
 from services.scheduler.running import RunAsk, RunDesk
 from services.scheduler.store import schedules
 from services.scheduler.submitting import Submitter
-from services.scheduler.timetable import BELL, RING_BELL, Timetable
+from services.scheduler.timetable import BELL, CHAIN_BELL, RING_BELL, Timetable
 
 NAME = SENDER
 RING_EVERY_S = 1.0
 PRUNE_EVERY_S = 300.0
+FACTS_EVERY_S = 5.0
+BOOT_EVERY_S = 3_600.0
 STALE_S = 5
 """A loop that failed this often in a row makes the service not ready."""
 
@@ -94,21 +107,27 @@ class SchedulerService:
         self._timetable = Timetable(database, clock)
         self._submitter = Submitter(database, clock, executions, self._submit)
         self._desk = RunDesk(database, clock, executions, self._submitter)
+        self._occasions = Occasions(database, clock, executions, self._projects, self._submitter)
         admitting = AdmissionLoop(database, clock, executions, self._projects, self._submitter)
         ringing = RingLoop(database, executions, self._cancel)
         self._admitting = Loop("scheduler.admissions", admitting.step, every_s=SLEEP_S, bell=database.bell(BELL))
         self._ringing = Loop("scheduler.orders", ringing.step, every_s=RING_EVERY_S, bell=database.bell(RING_BELL))
+        chaining = ChainLoop(self._occasions, self._read_facts, self._listen)
+        self._chaining = Loop("scheduler.chains", chaining.step, every_s=FACTS_EVERY_S, bell=database.bell(CHAIN_BELL))
         self._loops = [
             *upkeep(database, bus),
             self._admitting,
             self._ringing,
             Loop("scheduler.prune", PruneLoop(database).step, every_s=PRUNE_EVERY_S),
+            self._chaining,
         ]
         self._heard: list[Subscription] = []
 
     async def start(self) -> None:
         """Answer, hear, and begin to admit."""
         await self._policy.start()
+        booting = BootLoop(self._occasions, starting=await self._first())
+        self._loops.append(Loop("scheduler.boot", booting.step, every_s=BOOT_EVERY_S))
         self._heard = [
             await self._bus.on_ack(NAME, self._submitter.acknowledged),
             await self._bus.on_event("ql3.evt.policy.>", self._policy_changed),
@@ -131,6 +150,9 @@ class SchedulerService:
                 Route(TRIGGERS_UPDATE, self._update_trigger),
                 Route(TRIGGERS_ENABLE, self._enable_trigger),
                 Route(TRIGGERS_DELETE, self._delete_trigger),
+                Route(TRIGGERS_ROTATE, self._rotate_webhook),
+                Route(TRIGGERS_CALL, self._call_webhook),
+                Route(TRIGGERS_BACKFILL, self._backfill),
                 Route(TRIGGERS_LIST, self._list_triggers),
                 Route(TRIGGERS_MISSED, self._list_missed),
                 *standing_routes(NAME, VERSION, database=self._database, policy=self._policy, health=health),
@@ -164,6 +186,24 @@ class SchedulerService:
             now_ms = self._clock.now_ms()
             await self._database.transact(lambda tx: schedules.wake_project(tx, project, now_ms))
             self._admitting.ring()
+
+    async def _first(self) -> bool:
+        """Whether no scheduler runs yet, so that the system starts now."""
+        try:
+            await self._bus.request(HEALTH[NAME], HealthRead(), timeout=1.0)
+        except Ql3Error:
+            return True
+        return False
+
+    async def _read_facts(self, after: str | None) -> FeedPage:
+        return await self._bus.request(FEED_READ["dispatcher"], FeedRead(after=after, subjects=["ql3.evt.run."]))
+
+    async def _listen(self) -> None:
+        async def ring(_: Delivery) -> None:
+            self._chaining.ring()
+
+        for status in sorted(RUN_TERMINAL):
+            self._heard.append(await self._bus.on_event(f"ql3.evt.run.*.*.{status}", ring))
 
     async def _may_start(self, project: str) -> PolicyDecision:
         return await self._policy.check(self._actor, project, "run.start")
@@ -273,6 +313,17 @@ class SchedulerService:
     async def _delete_trigger(self, ask: TriggerDelete, _caller: Caller) -> TriggerAnswer:
         decision = await self._policy.require(ask.actor, ask.project, "task.update")
         return TriggerAnswer(trigger=await self._timetable.delete(ask, decision))
+
+    async def _rotate_webhook(self, ask: WebhookRotate, _caller: Caller) -> TriggerAnswer:
+        decision = await self._policy.require(ask.actor, ask.project, "task.update")
+        return TriggerAnswer(trigger=await self._timetable.rotate(ask, decision))
+
+    async def _call_webhook(self, ask: WebhookCall, _caller: Caller) -> RunAnswer:
+        return await self._occasions.call(ask)
+
+    async def _backfill(self, ask: TriggerBackfill, _caller: Caller) -> BackfillAnswer:
+        decision = await self._policy.require(ask.actor, ask.project, "run.start")
+        return await self._occasions.backfill(ask, decision)
 
     async def _list_triggers(self, ask: TriggerList, _caller: Caller) -> TriggerPage:
         await self._policy.require(ask.actor, ask.project, "trigger.read")

@@ -100,6 +100,10 @@ class Submitter:
             # The orders are open rows: they are rung again.
             log.warning("orders were not handed over yet", error=type(error).__name__)
 
+    async def admitted(self, tx: Transaction, row: Row) -> Admission:
+        """An order that is stored already."""
+        return await admission_of(tx, self._executions, row)
+
     async def acknowledged(self, ids: Sequence[str]) -> None:
         """The dispatcher has these from its queue; ask what became of those that are still open here."""
         for start in range(0, len(ids), BATCH_ITEMS):

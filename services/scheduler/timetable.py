@@ -22,6 +22,7 @@ from schemas.triggers import (
     TriggerPage,
     TriggerSpec,
     TriggerUpdate,
+    WebhookRotate,
 )
 from services.kit import audit, outbox
 from services.kit.clock import Clock
@@ -42,6 +43,8 @@ BELL: Final = "schedule"
 """The name of the database's bell that wakes the admission loop."""
 RING_BELL: Final = "admissions"
 """The name of the database's bell that wakes the loop of open orders."""
+CHAIN_BELL: Final = "chains"
+"""The name of the database's bell that wakes the loop of tasks that follow others."""
 TRIGGERS_PER_TASK: Final = 32
 _BEFORE_ALL: Final = ""
 _AFTER_ALL: Final = "g"
@@ -126,8 +129,11 @@ async def add(
     now_ms: int,
     mutation_id: str | None = None,
     request: str = "",
+    token_digest: str | None = None,
 ) -> str:
     """A new trigger with its schedule, in the transaction of whoever makes it; answers its id."""
+    if (token_digest is not None) != (spec.kind == "webhook"):
+        raise Ql3Error("invalid", "A webhook is made alone, with the digest of its secret.", field="spec.kind")
     trigger_id = new_id()
     text = rules.spec_text(spec)
     await store.insert(tx, trigger_id, project, task_id, spec.kind, enabled=spec.enabled, now_ms=now_ms)
@@ -142,6 +148,8 @@ async def add(
         created_by=(actor.type, actor.id),
         now_ms=now_ms,
     )
+    if token_digest is not None:
+        await store.set_webhook(tx, trigger_id, token_digest, now_ms)
     await _schedule(
         tx, trigger_id, project, task_id, 1, spec, task_enabled=task_enabled, after_ms=now_ms, now_ms=now_ms
     )
@@ -163,6 +171,7 @@ async def _schedule(
     anchor_ms = now_ms // 1000 * 1000
     plan = rules.plan(trigger_id, spec, anchor_ms)
     if plan is None:
+        tx.after_commit(tx.database.bell(CHAIN_BELL).set)
         return
     stopped_by = "trigger_disabled" if not spec.enabled else None if task_enabled else "task_disabled"
     decision = begin(plan, after_ms, now_ms)
@@ -235,6 +244,7 @@ class Timetable:
         spec = rules.check(ask.spec, self._clock.now_ms())
         rules.spec_text(spec)
         request = request_digest("triggers.create", {"project": ask.project, "task": ask.task, "spec": spec})
+        # The digest of the secret is not part of it: a repeat comes with another secret, and the first one stays.
 
         async def work(tx: Transaction) -> Trigger:
             if (known := await _replayed(tx, ask.mutation_id, request, ask.project)) is not None:
@@ -256,7 +266,10 @@ class Timetable:
                 now_ms=now_ms,
                 mutation_id=ask.mutation_id,
                 request=request,
+                token_digest=ask.token_digest,
             )
+            if spec.kind == "after_task":
+                await refuse_cycle(tx, ask.project, task, spec)
             await audit.append(
                 tx, ask.actor, "trigger.create", ask.project, trigger_id, decision, {"task_id": task["id"]}
             )
@@ -277,6 +290,8 @@ class Timetable:
             now_ms = self._clock.now_ms()
             schedule = await schedules.lock(tx, ask.trigger)
             trigger = await _trigger(tx, ask.project, ask.trigger)
+            if "webhook" in (trigger["kind"], spec.kind) and trigger["kind"] != spec.kind:
+                raise Ql3Error("invalid", "A webhook stays one, and nothing else becomes one.", field="spec.kind")
             if trigger["revision"] != ask.expected_revision:
                 raise Ql3Error("version_conflict", data={"revision": trigger["revision"]})
             if schedule is not None:
@@ -298,7 +313,10 @@ class Timetable:
                 now_ms=now_ms,
             )
             task = await task_store.lock(tx, trigger["task_id"])
-            _check_inputs(await _task(tx, ask.project, trigger["task_id"]), spec)
+            whole = await _task(tx, ask.project, trigger["task_id"])
+            _check_inputs(whole, spec)
+            if spec.kind == "after_task":
+                await refuse_cycle(tx, ask.project, whole, spec)
             await _schedule(
                 tx,
                 ask.trigger,
@@ -363,6 +381,19 @@ class Timetable:
 
         return await self._mutate(work)
 
+    async def rotate(self, ask: WebhookRotate, decision: PolicyDecision) -> Trigger:
+        """Give a webhook another secret."""
+
+        async def work(tx: Transaction) -> Trigger:
+            trigger = await _trigger(tx, ask.project, ask.trigger)
+            if trigger["kind"] != "webhook":
+                raise Ql3Error("invalid", "Only a webhook has a secret.", field="trigger")
+            await store.set_webhook(tx, ask.trigger, ask.token_digest, self._clock.now_ms())
+            await audit.append(tx, ask.actor, "trigger.rotate", ask.project, ask.trigger, decision)
+            return trigger_view(trigger)
+
+        return await self._mutate(work)
+
     async def list(self, ask: TriggerList) -> TriggerPage:
         """Triggers of a project, or of one task."""
 
@@ -401,6 +432,33 @@ async def _task(tx: Transaction, project: str, task: str) -> Row:
     if row is None or row["deleted"]:
         raise Ql3Error("not_found", "There is no such task in this project.", field="task")
     return row
+
+
+CHAIN_LENGTH: Final = 64
+"""How many tasks may follow each other."""
+
+
+async def refuse_cycle(tx: Transaction, project: str, task: Row, spec: TriggerSpec) -> None:
+    """Raises `invalid` when a task would follow itself, at once or through others; a chain is also bounded."""
+    ahead = [spec.after_task]
+    seen: set[str] = set()
+    while ahead:
+        name = ahead.pop()
+        if name is None or name in seen:
+            continue
+        seen.add(name)
+        if name == task["name"]:
+            raise Ql3Error("invalid", "The task would follow itself without end.", field="spec.after_task")
+        if len(seen) > CHAIN_LENGTH:
+            raise Ql3Error("invalid", f"At most {CHAIN_LENGTH} tasks follow each other.", field="spec.after_task")
+        row = await task_store.find(tx, project, name)
+        if row is None or row["deleted"]:
+            if name == spec.after_task:
+                raise Ql3Error("not_found", "There is no such task in this project.", field="spec.after_task")
+            continue
+        for trigger in await store.of_tasks(tx, [row["id"]]):
+            if trigger["kind"] == "after_task":
+                ahead.append(msgspec.json.decode(trigger["spec"], type=TriggerSpec).after_task)
 
 
 def _check_inputs(task: Row, spec: TriggerSpec) -> None:

@@ -20,6 +20,7 @@ from services.kit.database import Database, Row, Statement
 from services.scheduler.catalogue import Catalogue
 from services.scheduler.executions import Executions
 from services.scheduler.loops import AdmissionLoop, PruneLoop, RingLoop
+from services.scheduler.occasions import Occasions
 from services.scheduler.projects import Projects
 from services.scheduler.running import RunAsk, RunDesk
 from services.scheduler.submitting import Submitter
@@ -149,6 +150,7 @@ class Room:
         self.timetable = Timetable(database, clock)
         self.submitter = Submitter(database, clock, executions, ledger.submit)
         self.admitting = AdmissionLoop(database, clock, executions, self.projects, self.submitter)
+        self.occasions = Occasions(database, clock, executions, self.projects, self.submitter)
         self.ringing = RingLoop(database, executions, ledger.cancel)
         self.pruning = PruneLoop(database)
         self.desk = RunDesk(database, clock, executions, self.submitter)

@@ -26,6 +26,10 @@ _BY_KEYS = Statement("""
     SELECT id, run_id, idempotency_key, request_digest, run_order, task_id, task_revision, status
     FROM schedule_admissions WHERE project = $1 AND idempotency_key {in:$2}
 """)
+_ADMITTED = Statement("""
+    SELECT scheduled_for_ms FROM schedule_admissions
+    WHERE trigger_id = $1 AND scheduled_for_ms BETWEEN $2 AND $3
+""")
 _COMMIT = Statement("""
     UPDATE schedule_admissions SET status = 'committed', ring_at_ms = NULL, closed_at_ms = $2
     WHERE id {in:$1} AND status = 'open'
@@ -81,6 +85,11 @@ async def insert(tx: Transaction, rows: Sequence[dict[str, Any]], ring_at_ms: in
 async def by_keys(tx: Transaction, project: str, keys: Sequence[str]) -> dict[str, Row]:
     """Orders by idempotency key."""
     return {row["idempotency_key"]: row for row in await tx.fetch(_BY_KEYS, project, json_set(keys))}
+
+
+async def admitted(tx: Transaction, trigger_id: str, from_ms: int, until_ms: int) -> set[int]:
+    """The instants of a window that are known to have been admitted."""
+    return {row["scheduled_for_ms"] for row in await tx.fetch(_ADMITTED, trigger_id, from_ms, until_ms)}
 
 
 async def commit(tx: Transaction, ids: Sequence[str], now_ms: int) -> int:

@@ -57,6 +57,9 @@ _CLOCK = Statement("SELECT seen_ms, pruned_through_ms FROM schedule_clock WHERE 
 _SEE = Statement("UPDATE schedule_clock SET seen_ms = $1 WHERE id = 1 AND seen_ms <> $1")
 _PRUNED = Statement("UPDATE schedule_clock SET pruned_through_ms = $1 WHERE id = 1 AND pruned_through_ms < $1")
 
+_START = Statement("UPDATE system_start SET started_at_ms = $1 WHERE id = 1 AND started_at_ms <= $2")
+_STARTED = Statement("SELECT started_at_ms FROM system_start WHERE id = 1")
+
 
 async def insert(
     tx: Transaction,
@@ -165,3 +168,10 @@ async def see(tx: Transaction, now_ms: int) -> None:
 async def note_pruned(tx: Transaction, through_ms: int) -> None:
     """Nothing at or before this instant is admitted again."""
     await tx.execute(_PRUNED, through_ms)
+
+
+async def note_start(tx: Transaction, now_ms: int, together_ms: int) -> int:
+    """The time of this start of the system: that of another start less than `together_ms` ago, or now."""
+    await tx.execute(_START, now_ms, max(0, now_ms - together_ms))
+    row = await tx.fetch_one(_STARTED)
+    return int(row["started_at_ms"]) if row else now_ms

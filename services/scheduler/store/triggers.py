@@ -52,12 +52,26 @@ _LIST = Statement(f"""
 _LIST_OF_TASK = Statement(f"""
     SELECT {_VIEW} {_FROM} WHERE g.task_id = $1 AND g.deleted = 0 AND g.id > $2 ORDER BY g.id LIMIT $3
 """)
+_OF_KIND = Statement(f"""
+    SELECT {_VIEW} {_FROM} WHERE g.kind = $1 AND g.deleted = 0 AND g.kind IN ('boot', 'after_task') AND g.id > $2
+    ORDER BY g.id LIMIT $3
+""")
 _COUNT_OF_TASK = Statement("SELECT count(*) AS count FROM triggers WHERE task_id = $1 AND deleted = 0")
 _BY_MUTATION = Statement("""
     SELECT r.trigger_id, r.revision, r.request_digest, g.project FROM trigger_revisions r
     JOIN triggers g ON g.id = r.trigger_id WHERE r.mutation_id = $1
 """)
 
+_SET_WEBHOOK = Statement("""
+    INSERT INTO webhooks (trigger_id, token_digest, updated_at_ms) VALUES ($1, $2, $3)
+    ON CONFLICT (trigger_id) DO UPDATE SET token_digest = excluded.token_digest, updated_at_ms = excluded.updated_at_ms
+""")
+_WEBHOOK = Statement("SELECT token_digest FROM webhooks WHERE trigger_id = $1")
+_POSITION = Statement("SELECT position FROM feed_positions WHERE owner = $1")
+_MOVE_POSITION = Statement("""
+    INSERT INTO feed_positions (owner, position, updated_at_ms) VALUES ($1, $2, $3)
+    ON CONFLICT (owner) DO UPDATE SET position = excluded.position, updated_at_ms = excluded.updated_at_ms
+""")
 _LAST_MISSED = Statement("""
     SELECT m.id, m.trigger_id, m.trigger_revision, m.cause FROM missed_fires m
     WHERE m.id IN (SELECT max(id) FROM missed_fires WHERE trigger_id {in:$1} GROUP BY trigger_id)
@@ -162,6 +176,33 @@ async def page(tx: Transaction, project: str, task_id: str | None, after: str, l
     if task_id is not None:
         return await tx.fetch(_LIST_OF_TASK, task_id, after, limit)
     return await tx.fetch(_LIST, project, after, limit)
+
+
+async def of_kind(tx: Transaction, kind: str, after: str, limit: int) -> list[Row]:
+    """Triggers of kind `boot` or `after_task`, by id after `after`."""
+    return await tx.fetch(_OF_KIND, kind, after, limit)
+
+
+async def set_webhook(tx: Transaction, trigger_id: str, token_digest: str, now_ms: int) -> None:
+    """The digest of a webhook's secret."""
+    await tx.execute(_SET_WEBHOOK, trigger_id, token_digest, now_ms)
+
+
+async def webhook(tx: Transaction, trigger_id: str) -> str | None:
+    """The digest of a webhook's secret."""
+    row = await tx.fetch_one(_WEBHOOK, trigger_id)
+    return row["token_digest"] if row else None
+
+
+async def position(tx: Transaction, owner: str) -> str | None:
+    """How far the facts of another service were read."""
+    row = await tx.fetch_one(_POSITION, owner)
+    return row["position"] if row else None
+
+
+async def move_position(tx: Transaction, owner: str, position: str, now_ms: int) -> None:
+    """Facts were read up to here."""
+    await tx.execute(_MOVE_POSITION, owner, position, now_ms)
 
 
 async def count_of_task(tx: Transaction, task_id: str) -> int:
