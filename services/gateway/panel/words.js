@@ -204,13 +204,7 @@ export const language = () => (current.startsWith("zh") ? "zh-CN" : "en");
 export function switchLanguage() {
   current = language() === "en" ? "zh-CN" : "en";
   localStorage.setItem(KEY, current);
-  /** A refusal in the panel's language, or nothing where the API's own words serve. */
-export function refusal(problem) {
-  if (language() === "en" || !(problem.code in REFUSALS)) return null;
-  return problem.field ? `${REFUSALS[problem.code]}（${problem.field}）` : REFUSALS[problem.code];
-}
-
-document.documentElement.lang = language();
+  document.documentElement.lang = language();
 }
 
 /** The words of a key, `{name}` filled in. */
