@@ -227,11 +227,18 @@ class SchedulerService:
     async def _create_task(self, ask: TaskCreate, _caller: Caller) -> TaskAnswer:
         labels = ask.spec.terms.labels
         decision = await self._policy.require(ask.actor, ask.project, "task.create", labels=labels)
+        await self._require_secrets(ask)
         return TaskAnswer(task=await self._catalogue.create(ask, decision))
 
     async def _update_task(self, ask: TaskUpdate, _caller: Caller) -> TaskAnswer:
         decision = await self._about_task(ask.actor, ask.project, ask.task, "task.update")
+        await self._require_secrets(ask)
         return TaskAnswer(task=await self._catalogue.update(ask, decision))
+
+    async def _require_secrets(self, ask: TaskCreate | TaskUpdate) -> None:
+        # Whoever may name a secret in a task can read it, in the process that the task starts.
+        if any(variable.secret is not None for variable in ask.spec.execution.environment):
+            await self._policy.require(ask.actor, ask.project, "secret.use", labels=ask.spec.terms.labels)
 
     async def _enable_task(self, ask: TaskEnable, _caller: Caller) -> TaskAnswer:
         decision = await self._about_task(ask.actor, ask.project, ask.task, "task.update")

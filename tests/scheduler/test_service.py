@@ -33,6 +33,8 @@ from schemas.runs import RunAnswer, RunCancel, SubmitAnswer, SubmitRuns
 from schemas.subjects import event
 from schemas.system import AuditRead, FeedRead, HealthRead
 from schemas.tasks import (
+    Execution,
+    SecretRef,
     TaskChanged,
     TaskCreate,
     TaskDelete,
@@ -42,7 +44,10 @@ from schemas.tasks import (
     TaskRun,
     TaskRunBatch,
     TaskRunItem,
+    TaskSpec,
     TaskUpdate,
+    Terms,
+    Variable,
 )
 from schemas.triggers import MissedList, TriggerCreate, TriggerList
 from services.kit.bus import Bus, Caller, Route
@@ -60,9 +65,10 @@ class Authority:
 
     def __init__(self) -> None:
         self.archived: set[str] = set()
+        self.denied: set[str] = set()
 
     async def check(self, message: PolicyCheck, _caller: Caller) -> PolicyDecision:
-        known = message.actor.id in (OWNER.id, "scheduler")
+        known = message.actor.id in (OWNER.id, "scheduler") and message.permission not in self.denied
         archived = message.project in self.archived and not message.permission.endswith(".read")
         reason = "project_archived" if archived else "role_grant" if known else "subject_unbound"
         return PolicyDecision(
@@ -147,6 +153,25 @@ async def house(
     await service.start()
     yield House(service, database, await bus_for("gateway"), dispatcher, authority)
     await service.stop()
+
+
+async def test_a_task_that_names_a_secret_needs_the_right_to_use_one(house: House) -> None:
+    house.authority.denied = {"secret.use"}
+    named = Variable(name="TOKEN", secret=SecretRef(secret="token"))
+    wanted = TaskSpec(execution=Execution(command=["/bin/true"], environment=[named]))
+    create = TaskCreate(actor=OWNER, project=PROJECT, name="sync", spec=wanted)
+    with pytest.raises(Ql3Error) as refused:
+        await house.ask(TASKS_CREATE, create)
+    assert code_of(refused.value) == "forbidden"
+    await house.create("plain")
+    update = TaskUpdate(actor=OWNER, project=PROJECT, task="plain", expected_revision=1, spec=wanted)
+    with pytest.raises(Ql3Error) as refused:
+        await house.ask(TASKS_UPDATE, update)
+    assert code_of(refused.value) == "forbidden"
+    house.authority.denied = set()
+    labelled = TaskSpec(execution=wanted.execution, terms=Terms(labels={"asks": "anew"}))
+    allowed = TaskCreate(actor=OWNER, project=PROJECT, name="sync", spec=labelled)
+    assert (await house.ask(TASKS_CREATE, allowed)).task.name == "sync"
 
 
 async def test_a_task_from_its_creation_to_its_end(house: House) -> None:
