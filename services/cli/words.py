@@ -28,6 +28,12 @@ def say(english: str, chinese_text: str) -> str:
 def error_line(error: Ql3Error) -> str:
     """One line about an error: the field, what is wrong, what to do. A detail of a service stays as it came."""
     where = f"{error.field}: " if error.field else ""
+    retired_at_ms = error.data.get("retired_at_ms")
+    if error.code == "gone" and isinstance(retired_at_ms, int):
+        from services.cli.output import when
+
+        at = when(retired_at_ms)
+        return say(f"Retention removed this on {at}.", f"已按保留策略于 {at} 删除。")
     if not chinese():
         return f"{where}{error.detail or error.kind.title} {error.kind.mend}"
     title, mend = ERRORS_ZH.get(error.code, (error.kind.title, error.kind.mend))

@@ -52,6 +52,14 @@ def test_every_error_is_told_in_chinese_too() -> None:
     assert set(words.ERRORS_ZH) == set(REGISTRY)
 
 
+def test_what_was_removed_is_told_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QL3_LANG", "en")
+    line = words.error_line(Ql3Error("gone", data={"retired_at_ms": 1_700_000_000_000}))
+    assert line.startswith("Retention removed this on 2023-11-1")
+    monkeypatch.setenv("QL3_LANG", "zh")
+    assert words.error_line(Ql3Error("gone", data={"retired_at_ms": 1_700_000_000_000})).startswith("已按保留策略于")
+
+
 @pytest.mark.parametrize(
     ("start", "end", "told"),
     [
