@@ -104,9 +104,14 @@ class Ground:
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
-        # The folder is ours alone: whoever names it, or records into it, was started for this check.
-        for pid in _naming(str(self.folder)):
-            _signal(pid, signal.SIGKILL)
+        # Process hosts and scripts are nobody's children by now; both name the folder, which is this check's alone.
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                command = _command(int(entry.name))
+                if f"{RECORDER} {self.records} " in command or (
+                    "worker.host.main" in command and f" {self.folder}/" in command
+                ):
+                    _signal(int(entry.name), signal.SIGKILL)
 
     # -- blows
 
@@ -342,9 +347,3 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""
-
-
-def _naming(folder: str) -> list[int]:
-    mine = os.getpid()
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if pid != mine and folder in _command(pid)]

@@ -200,7 +200,7 @@ def _judge_run(
     }[status]
     if last is None or last["status"] not in allowed:
         said.append(f"the run is {status}, its last attempt {last and last['status']}")
-    elif status in ("succeeded", "failed") and run["exit_code"] != last["exit_code"]:
+    elif status in ("succeeded", "failed") and not last["late_receipt"] and run["exit_code"] != last["exit_code"]:
         said.append(f"the run's exit code is {run['exit_code']}, its attempt's {last['exit_code']}")
     elif status in ("failed", "timed_out") and len(attempts) < kind.max_attempts and _repeatable(last, kind):
         said.append(f"{status} after attempt {len(attempts)} of {kind.max_attempts}, {last['status']}")
@@ -243,9 +243,9 @@ class _Case:
     def contradictions(self) -> list[str]:
         """What does not fit, a sentence each."""
         if self.late is not None and self.late["exit_code"] is not None:
-            wrong = self.end is None or self.end.code != self.late["exit_code"]
-            if wrong:
-                return [f"a late receipt says {self.late['exit_code']}, the script {self.end and self.end.code}"]
+            shown, said = self.attempt["exit_code"], self.late["exit_code"]
+            if self.end is None or not self.end.code == said == shown:
+                return [f"a late receipt says {said}, the attempt shows {shown}, the script {self.end}"]
         status = self.attempt["status"]
         if status == "succeeded":
             return self._ended_with(0)
@@ -293,7 +293,7 @@ class _Case:
         return [f"never started: {cause}"]
 
     def _lost(self) -> list[str]:
-        if self.attempt["exit_code"] is not None:
+        if self.attempt["exit_code"] is not None and not self.attempt["late_receipt"]:
             return [f"with exit code {self.attempt['exit_code']}"]
         if self.start is None:
             # Granted and not yet spawned when its host died; there is no record that could tell when.

@@ -93,7 +93,7 @@ CLEAN: list[tuple[str, list[Start], list[End], Ledger, Done]] = [
         "worker away until its lease was over, with a late receipt",
         [start()],
         [end()],
-        ledger("failed", attempt(1, "lost"))._replace(late={"a1": {"exit_code": 0}}),
+        ledger("failed", attempt(1, "lost", exit_code=0, late_receipt=True))._replace(late={"a1": {"exit_code": 0}}),
         Done({"r": "short"}, away=[Outage("local", 11.5, 50)]),
     ),
     ("cancelled", [start()], [], ledger("cancelled", attempt(1, "cancelled")), Done({"r": "cancelled"}, cancels={"r"})),
@@ -153,7 +153,7 @@ CONTRADICTIONS: list[tuple[str, list[Start], list[End], Ledger, Done]] = [
         "a late receipt that says something else",
         [start()],
         [end()],
-        ledger("failed", attempt(1, "lost"))._replace(late={"a1": {"exit_code": 3}}),
+        ledger("failed", attempt(1, "lost", exit_code=3, late_receipt=True))._replace(late={"a1": {"exit_code": 3}}),
         Done({"r": "short"}, away=[Outage("local", 10.5, 50)]),
     ),
     (
