@@ -15,7 +15,6 @@ import structlog
 
 from schemas import limits
 from schemas.errors import Ql3Error
-from schemas.tasks import ExecutionRevision
 from schemas.workers import (
     OfferAttempts,
     OfferItem,
@@ -31,6 +30,8 @@ from services.kit.loops import Loop
 from services.worker import store
 from services.worker.attempt import Held, hold
 from services.worker.command import Builder, Prepared, Refused
+from services.worker.holdings import Holdings
+from services.worker.place import Room
 from services.worker.store import OfferRow
 
 ASK_FOR_S: Final = 30.0
@@ -46,39 +47,33 @@ class Intake:
     def __init__(
         self,
         *,
-        key: bytes,
         clock: Clock,
         database: Database,
+        holdings: Holdings,
         builder: Builder,
-        held: dict[str, Held],
+        room: Room,
+        make_directory: Callable[[str], None],
         fence: Callable[[], SessionFence | None],
-        host: Callable[[], str],
         ask: Callable[[StartAttempts], Awaitable[StartAnswer]],
         secrets: Callable[[Held, Prepared, int], Awaitable[dict[str, str]]],
-        spawn: Callable[[list[dict[str, Any]]], None],
-        not_started: Callable[[Held, str, str], None],
-        forget: Callable[[Held], None],
-        make_directory: Callable[[str], None],
-        room: Callable[[int], bool],
     ) -> None:
-        self._key = key
+        self.key = b""
+        """The worker's own key, set before the first offer."""
+        self._holdings = holdings
+        self._held = holdings.held
         self._clock = clock
         self._database = database
         self._builder = builder
-        self._held = held
+        self._room = room
+        self._make_directory = make_directory
         self._fence = fence
-        self._host = host
         self._ask = ask
         self._secrets = secrets
-        self._spawn = spawn
-        self._not_started = not_started
-        self._forget = forget
-        self._make_directory = make_directory
-        self._room = room
+        holdings.withdraw = self._withdraw
+        holdings.released = room.release
         self._waiting: dict[str, Held] = {}
         self._directories: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._digests: dict[int, tuple[ExecutionRevision, str]] = {}
         self.loop = Loop("worker.barrier", self._step, every_s=1.0)
 
     async def take(self, messages: list[OfferAttempts]) -> None:
@@ -86,7 +81,7 @@ class Intake:
         fence = self._fence()
         if fence is None:
             return
-        now_ms, now_s, host = self._clock.now_ms(), time.monotonic(), self._host()
+        now_ms, now_s, host = self._clock.now_ms(), time.monotonic(), self._holdings.host_name
         rows: list[OfferRow] = []
         fresh: list[Held] = []
         for message in messages:
@@ -98,7 +93,7 @@ class Intake:
                 known = self._held.get(offer.attempt_id)
                 if revision is None or not self._wanted(known, offer):
                     continue
-                one = hold(self._key, offer, revision, host, now_s)
+                one = hold(self.key, offer, revision, host, now_s)
                 fresh.append(one)
                 rows.append(_row(one, now_ms))
         if not fresh:
@@ -109,9 +104,8 @@ class Intake:
             self._waiting[one.attempt_id] = one
         self.loop.ring()
 
-    def withdraw(self, attempt_id: str) -> Held | None:
-        """Take back one that was not handed to the host; None if it was, or is not here."""
-        return self._waiting.pop(attempt_id, None)
+    def _withdraw(self, attempt_id: str) -> bool:
+        return self._waiting.pop(attempt_id, None) is not None
 
     def _wanted(self, known: Held | None, offer: OfferItem) -> bool:
         # A repeated offer is known; one with a higher generation comes only if the older never passed the barrier.
@@ -157,14 +151,14 @@ class Intake:
                 if one.attempt_id in refused:
                     # Somebody else holds it now, or nobody wants it: there is nothing to tell.
                     del self._waiting[one.attempt_id]
-                    self._forget(one)
+                    self._holdings.forget(one)
                 continue
             del self._waiting[one.attempt_id]
             item = await self._item(one, grant, asked_ns)
             if item is not None:
                 items.append(item)
         if items:
-            self._spawn(items)
+            self._holdings.spawn(items)
 
     async def _item(self, one: Held, grant: StartGrant, asked_ns: int) -> dict[str, Any] | None:
         """What the host is asked to start; None when it is started later or not at all."""
@@ -175,7 +169,7 @@ class Intake:
         not_after_ns = asked_ns + grant.start_within_ms * NS_PER_MS
         try:
             prepared = self._builder.prepare(offer.revision, revision)
-            if not self._room(revision.execution.log_quota_bytes):
+            if not self._room.reserve(one, revision.execution.log_quota_bytes):
                 raise Refused("disk_full", "There is too little room on the worker's disk.")
             if one.project not in self._directories:
                 self._make_directory(one.project)
@@ -188,7 +182,7 @@ class Intake:
             item = self._builder.item(one, prepared, offer, not_after_ns=not_after_ns, timeout_ms=grant.timeout_ms)
         except (Refused, OSError) as error:
             code, summary = _why(error)
-            self._not_started(one, code, summary)
+            self._holdings.not_started(one, code, summary)
             return None
         one.offer = one.revision = None
         return item
@@ -205,18 +199,18 @@ class Intake:
                 one, prepared, offer, not_after_ns=not_after_ns, timeout_ms=grant.timeout_ms, secrets=values
             )
             one.offer = one.revision = None
-            self._spawn([item])
+            self._holdings.spawn([item])
         except Exception as error:  # whatever it is, an attempt that was granted must not be left open
             if not isinstance(error, Refused | Ql3Error):
                 log.exception("an attempt could not be prepared")
             code, summary = _why(error)
-            self._not_started(one, code, summary)
+            self._holdings.not_started(one, code, summary)
 
     def _give_up(self, ready: Sequence[Held]) -> None:
         now_s = time.monotonic()
         for one in ready:
             if now_s - one.accepted_s > ASK_FOR_S and self._waiting.pop(one.attempt_id, None) is one:
-                self._not_started(one, "start_window_passed", "The start was not granted in time.")
+                self._holdings.not_started(one, "start_window_passed", "The start was not granted in time.")
 
 
 def _why(error: Exception) -> tuple[str, str]:

@@ -30,6 +30,9 @@ PUBLISH_BATCH: Final = 64
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.worker")
 
 
+SendChunk = Callable[[str, LogChunk], Awaitable[None]]
+
+
 class _Follow(msgspec.Struct):
     subject: str
     until_ms: int
@@ -68,6 +71,12 @@ def read_piece(directory: Path, attempt_id: str, offset: int, length: int) -> Pi
         os.close(fd)
 
 
+def log_size(directory: Path, attempt_id: str) -> int:
+    """How many bytes of an attempt's output are here; 0 when there is no file. Blocking."""
+    piece = read_piece(directory, attempt_id, 0, 0)
+    return piece.total if piece else 0
+
+
 class Logs:
     """Serves the logs in `directory`. `held` looks an attempt up, `follow` tells the host whose growth counts."""
 
@@ -78,7 +87,7 @@ class Logs:
         store: Path,
         held: Callable[[str], Held | None],
         follow: Callable[[list[str]], None],
-        send: Callable[[str, LogChunk], Awaitable[None]],
+        send: SendChunk,
     ) -> None:
         self._directory = directory
         self._store = store

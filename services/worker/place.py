@@ -14,7 +14,9 @@ from typing import Final
 
 from schemas.errors import Ql3Error
 from schemas.workers import Capabilities
+from services.kit.artifact_store import free_bytes
 from services.kit.config import Config
+from services.worker.attempt import Held
 from services.worker.command import Place
 
 KEY_BYTES: Final = 32
@@ -62,6 +64,35 @@ class Directories:
         """Make a project's working directory."""
         with contextlib.suppress(FileExistsError):
             (self.work / name).mkdir(mode=0o700)
+
+
+class Room:
+    """Room on the disk of the logs: what is free, less what running attempts may still write. Sizes in bytes."""
+
+    def __init__(self, directory: Path, minimum_free: int) -> None:
+        self._directory = directory
+        self._minimum_free = minimum_free
+        self._reserved: dict[str, int] = {}
+        self._sum = 0
+
+    def fits(self, quota: int) -> bool:
+        """Whether an attempt of this quota could be started. What cannot be known is no room."""
+        try:
+            return free_bytes(self._directory) >= self._minimum_free + self._sum + quota
+        except OSError:
+            return False
+
+    def reserve(self, held: Held, quota: int) -> bool:
+        """Keep room for an attempt's log until it ends; False if there is none."""
+        if not self.fits(quota):
+            return False
+        self._reserved[held.attempt_id] = quota
+        self._sum += quota
+        return True
+
+    def release(self, held: Held) -> None:
+        """An attempt writes no more."""
+        self._sum -= self._reserved.pop(held.attempt_id, 0)
 
 
 def load_key(path: Path) -> bytes:

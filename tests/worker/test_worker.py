@@ -63,13 +63,12 @@ class Worker:
         """End this life without a word, as far as one process can: nothing is drained, told or retired."""
         service = self.service
         assert service is not None
-        for loop in (service._session, service._reports.loop, service._settling, service._ends, service._logs.live):
+        holdings = service.holdings
+        loops = [service.session.loop, service.intake.loop, holdings.reports.loop, holdings._settling, holdings._ends]
+        for loop in (*loops, holdings.logs.live, holdings.logs.publishing):
             await loop.stop()
-        await service._logs.publishing.stop()
-        assert service._intake is not None
-        await service._intake.loop.stop()
         await service._bus.stop()
-        await service._host.stop(retire=False)
+        await holdings.host.stop(retire=False)
         service._directories.release()
         await self._database.close()
         self.service = None
@@ -123,9 +122,9 @@ async def settled(worker: Worker) -> None:
     """Until the worker holds nothing and its journal is empty."""
     assert worker.service is not None
     async with asyncio.timeout(30):
-        await worker.service._nothing_held()
+        await worker.service.holdings.nothing_held()
         while worker.journal():
-            await worker.service._settle()
+            await worker.service.holdings.settle()
             await asyncio.sleep(0)  # its own loop may be at it already
 
 
@@ -250,10 +249,10 @@ async def test_a_beat_carries_every_attempt_and_its_answer_stops_what_is_refused
     attempts = await ledger.offer_many([("sleep", "1000")] * 2)
     for attempt in attempts:
         await ledger.running(attempt)
-    service._session.ring()
+    service.session.loop.ring()
     await ledger.until(lambda: any({i.attempt_id for i in b.attempts} == set(attempts) for b in ledger.beats))
     ledger.beat_refused = [attempts[0]]
-    service._session.ring()
+    service.session.loop.ring()
     assert (await ledger.end(attempts[0])).stopped_for == "reconcile"
     assert not ledger.told(attempts[1], "ended")
 
@@ -266,7 +265,7 @@ async def test_reports_are_sent_again_until_they_are_acknowledged(worker: Worker
     assert worker.journal() == [attempt]
     ledger.acking = True
     await settled(worker)
-    assert service._reports.outstanding == 0
+    assert service.holdings.reports.outstanding == 0
 
 
 async def test_a_log_is_read_followed_published_and_retired(
@@ -305,7 +304,7 @@ async def test_a_log_is_read_followed_published_and_retired(
     # Into the store under its id, and dropped here once retention says so.
     assert body.log is not None
     await settled(worker)
-    await service._logs._publish()
+    await service.holdings.logs._publish()
     stored = artifact_path(worker.data / "artifacts", attempt)
     assert stored.read_bytes() == whole
     piece = await gateway.request(LOG_READ.bound(WORKER), LogRead(attempt_id=attempt, offset=len(whole) - 5))
@@ -362,7 +361,7 @@ async def test_a_worker_that_crashed_adopts_what_runs_and_tells_its_end(worker: 
     log = artifact_path(worker.data / "artifacts", running)
     await settled(worker)
     assert worker.service is not None
-    await worker.service._logs._publish()
+    await worker.service.holdings.logs._publish()
     assert log.read_bytes() == b"before\nbetween\nafter\n"
     states = {entry.attempt_id: entry.state for entry in ledger.registrations[-1].journal}
     assert set(states) == {running, told}
@@ -435,9 +434,9 @@ async def test_a_replaced_session_ends_its_runs_and_takes_no_more(worker: Worker
     pid = (await ledger.running(attempt)).pid
     assert pid is not None
     ledger.beat_error = "session_replaced"
-    service._session.ring()
+    service.session.loop.ring()
     async with asyncio.timeout(30):
-        while service._held[attempt].state != "ended":
+        while service.holdings.held[attempt].state != "ended":
             await asyncio.to_thread(wire.open_directory, "/")  # lets the loop turn
     assert "a newer session of this worker exists" in service.health()
     assert len(ledger.registrations) == 1
@@ -447,7 +446,7 @@ async def test_a_dispatcher_that_lost_its_tables_is_registered_with_again(worker
     service = await worker.start()
     await ledger.until(lambda: ledger.fence is not None)
     ledger.beat_error = "not_found"
-    service._session.ring()
+    service.session.loop.ring()
     await ledger.until(lambda: len(ledger.registrations) == 2)
     ledger.beat_error = None
     assert (await ledger.end(await ledger.offer("/bin/true"))).exit_code == 0
