@@ -1,4 +1,8 @@
-"""From an offer to what the process host is asked to start. Rules without I/O: the machine is described by `Place`."""
+"""From an offer to what the process host is asked to start.
+
+Building is pure but for what a task asks of the machine (a user to look up, an environment to find): that part is done
+once a revision (`prepare`) or beside the loop (`Prepared.slow`).
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,23 @@ from typing import Any, Final
 import msgspec
 
 from schemas import limits
-from schemas.tasks import Execution, ExecutionRevision
+from schemas.tasks import Execution, ExecutionRevision, Isolation, Runtime
 from schemas.workers import OfferItem
+from services.worker import container
 from services.worker.attempt import END_SEQUENCE, Held
+from services.worker.isolation import attributes, person
+from services.worker.refusal import Refused
 
 CACHED: Final = 256
 RESERVED_PREFIX: Final = "QL3_"
 
 
-class Refused(Exception):  # noqa: N818 - an outcome with a code, not a fault
-    """This attempt cannot be started here. `code` is told; `summary` is one sentence for people."""
-
-    def __init__(self, code: str, summary: str) -> None:
-        self.code = code
-        self.summary = summary
-        super().__init__(code)
-
-
 class Place(msgspec.Struct, frozen=True):
-    """What this machine gives to every process: a base environment and a directory for working directories."""
+    """What this machine gives to every process: a base environment, working directories, perhaps an OCI command."""
 
     environment: dict[str, str]
     work: str
+    engine: str | None = None
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -37,24 +36,45 @@ class Prepared(msgspec.Struct, frozen=True):
 
     fixed: dict[str, Any]
     environment: dict[str, str]
-    secrets: tuple[str, ...]
+    secrets: tuple[str, ...] = ()
     """Names of variables whose values come from the vault."""
-    files: tuple[str, ...]
-    """Names of variables that are delivered as the path of a file."""
+    secret_files: tuple[str, ...] = ()
+    """Those of them that are delivered as the path of a file."""
+    files: dict[str, str] = {}
+    """Public values that are delivered as the path of a file."""
+    owner: tuple[int, int] | None = None
+    """User and group of those files, when the process runs as somebody else."""
+    runtime: Runtime | None = None
+    container: Execution | None = None
+
+    @property
+    def slow(self) -> bool:
+        """Whether something has to be fetched, written or looked at for each attempt."""
+        return bool(self.secrets or self.files or self.runtime is not None)
+
+
+class Extras(msgspec.Struct):
+    """What was got for one attempt of a slow revision."""
+
+    secrets: dict[str, str] = {}
+    paths: dict[str, str] = {}
+    argv: list[str] | None = None
+    environment: dict[str, str] = {}
 
 
 class Builder:
     """Builds spawn items; keeps what revisions have in common, because thousands of runs share a few."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self) -> None:
+        self.place = Place({}, "")
+        """Set before the first offer."""
         self._prepared: OrderedDict[str, Prepared] = OrderedDict()
 
     def prepare(self, digest: str, revision: ExecutionRevision) -> Prepared:
         """The common part of a revision. Raises Refused for what this worker cannot run."""
         found = self._prepared.get(digest)
         if found is None:
-            found = self._prepared[digest] = _prepare(revision, self._place)
+            found = self._prepared[digest] = prepare(revision, self.place)
             if len(self._prepared) > CACHED:
                 self._prepared.popitem(last=False)
         return found
@@ -67,10 +87,9 @@ class Builder:
         *,
         not_after_ns: int,
         timeout_ms: int | None,
-        secrets: dict[str, str] | None = None,
-        files: dict[str, str] | None = None,
+        extras: Extras | None = None,
     ) -> dict[str, Any]:
-        """One spawn item. `secrets` are values by variable, `files` paths by variable. Raises Refused."""
+        """One spawn item. Raises Refused."""
         environment = prepared.environment | {
             "QL3_RUN_ID": offer.run_id,
             "QL3_ATTEMPT_ID": offer.attempt_id,
@@ -81,7 +100,7 @@ class Builder:
             environment["QL3_SCHEDULED_FOR_MS"] = str(offer.scheduled_for_ms)
         if offer.inputs is not None:
             environment["QL3_INPUTS"] = msgspec.json.encode(offer.inputs).decode()
-        item = prepared.fixed | {
+        item: dict[str, Any] = prepared.fixed | {
             "attempt": held.attempt_id,
             "env": environment,
             "key": held.digest,
@@ -91,41 +110,63 @@ class Builder:
         }
         if timeout_ms is not None:
             item["timeout_ms"] = timeout_ms
-        if secrets:
-            environment |= secrets
-            item["mask"] = list(secrets.values())
-        if files:
-            environment |= files
+        if extras is not None:
+            _add(item, environment, prepared, extras)
+        if prepared.container is not None:
+            assert self.place.engine is not None
+            inside = environment.keys() - self.place.environment.keys() | _own(prepared.container)
+            item |= container.command(self.place.engine, held.attempt_id, prepared.container, item["cwd"], inside)
         check_size(environment)
         return item
+
+
+def _add(item: dict[str, Any], environment: dict[str, str], prepared: Prepared, extras: Extras) -> None:
+    environment |= {name: value for name, value in extras.secrets.items() if name not in prepared.secret_files}
+    environment |= extras.paths
+    if extras.secrets:
+        item["mask"] = list(extras.secrets.values())
+    if extras.argv is not None:
+        item["argv"] = extras.argv
+        first = extras.environment.get("PATH", "")
+        environment |= extras.environment | {"PATH": f"{first}:{environment['PATH']}"}
+
+
+def _own(execution: Execution) -> set[str]:
+    """Variables of the task itself, which go into its container even when the worker has one of the same name."""
+    return {variable.name for variable in execution.environment if not variable.name.startswith(RESERVED_PREFIX)}
 
 
 def check_size(environment: dict[str, str]) -> None:
     """Refuse, by name, what the kernel would refuse without one. Sizes in bytes of `NAME=value` and a NUL."""
     for name, value in environment.items():
-        if len(name) + len(value.encode()) + 2 > limits.KERNEL_STRING_BYTES + 1:
+        # A character is at most four bytes: only long values are counted exactly.
+        if len(value) * 4 + len(name) < limits.KERNEL_STRING_BYTES:
+            continue
+        if len(name) + len(value.encode()) + 1 > limits.KERNEL_STRING_BYTES:
             raise Refused("environment_too_large", f"The variable {name} is larger than the kernel takes; use a file.")
 
 
-def _prepare(revision: ExecutionRevision, place: Place) -> Prepared:
+def prepare(revision: ExecutionRevision, place: Place) -> Prepared:
+    """What all attempts of a revision share. Raises Refused."""
     execution = revision.execution
-    if execution.runtime is not None or execution.image is not None or revision.terms.placement.executor == "docker":
-        raise Refused("runtime_unsupported", "This worker does not have the runtime that the task asks for.")
     environment = place.environment | {
         "QL3_PROJECT": revision.project,
         "QL3_TASK": revision.task_name,
         "QL3_TASK_REVISION": str(revision.task_revision),
     }
     secrets: list[str] = []
-    files: list[str] = []
+    secret_files: list[str] = []
+    files: dict[str, str] = {}
     for variable in execution.environment:
         if variable.name.startswith(RESERVED_PREFIX):
             continue  # those names tell the command about its run
-        if variable.as_file:
-            files.append(variable.name)
         if variable.secret is not None:
             secrets.append(variable.name)
-        elif variable.value is not None and not variable.as_file:
+            if variable.as_file:
+                secret_files.append(variable.name)
+        elif variable.as_file:
+            files[variable.name] = variable.value or ""
+        elif variable.value is not None:
             environment[variable.name] = variable.value
     fixed: dict[str, Any] = {
         "argv": list(execution.command),
@@ -133,28 +174,44 @@ def _prepare(revision: ExecutionRevision, place: Place) -> Prepared:
         "quota": execution.log_quota_bytes,
         "grace_ms": execution.grace_ms,
     }
-    fixed |= _isolation(execution)
-    return Prepared(fixed, environment, tuple(secrets), tuple(files))
+    contained = revision.terms.placement.executor == "docker" or execution.image is not None
+    owner: tuple[int, int] | None = None
+    if contained:
+        if place.engine is None:
+            raise Refused("runtime_unsupported", "This worker has no container engine.")
+        if execution.runtime is not None or files or secret_files:
+            raise Refused("runtime_unsupported", "A container takes its packages from its image, and no files.")
+        fixed["cwd"] = f"{place.work}/{revision.project}"
+    elif execution.isolation is not None:
+        owner = _isolate(execution, execution.isolation, fixed, environment)
+    return Prepared(
+        fixed=fixed,
+        environment=environment,
+        secrets=tuple(secrets),
+        secret_files=tuple(secret_files),
+        files=files,
+        owner=owner,
+        runtime=execution.runtime,
+        container=execution if contained else None,
+    )
 
 
-def _isolation(execution: Execution) -> dict[str, Any]:
-    wanted = execution.isolation
-    if wanted is None:
-        return {}
-    fixed: dict[str, Any] = {}
-    if wanted.umask is not None:
-        fixed["umask"] = wanted.umask
-    if wanted.nice is not None:
-        fixed["nice"] = wanted.nice
-    rlimits = {
-        "nofile": wanted.open_files,
-        "fsize": wanted.file_bytes,
-        "nproc": wanted.processes,
-        "cpu": wanted.cpu_seconds,
+def _isolate(
+    execution: Execution, wanted: Isolation, fixed: dict[str, Any], environment: dict[str, str]
+) -> tuple[int, int] | None:
+    fixed |= attributes(wanted)
+    if wanted.user is None:
+        return None
+    if execution.runtime is not None:
+        raise Refused("runtime_unsupported", "An environment of packages belongs to the worker's own user.")
+    who = person(wanted.user)
+    fixed |= {"uid": who.uid, "gid": who.gid, "groups": who.groups}
+    if execution.working_directory is None:
+        fixed["cwd"] = who.home  # the project's directory is the worker's alone
+    named = {variable.name for variable in execution.environment}
+    environment |= {
+        name: value
+        for name, value in (("HOME", who.home), ("USER", who.name), ("LOGNAME", who.name))
+        if name not in named
     }
-    rlimits = {name: value for name, value in rlimits.items() if value is not None}
-    if rlimits:
-        fixed["limits"] = rlimits
-    if wanted.required and (wanted.memory_bytes or wanted.cpu_percent or wanted.user):
-        raise Refused("limit_unsupported", "This worker cannot enforce a limit that the task requires.")
-    return fixed
+    return who.uid, who.gid

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,11 @@ from services.worker.place import Directories
 from services.worker.reports import Reports, Send
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.worker")
+
+
+async def _nothing_to_clear(_: list[str]) -> None:
+    """For a worker without containers."""
+
 
 Kill = tuple[str, str, int | None]
 """Attempt, reason, grace in milliseconds (None: its own)."""
@@ -55,6 +60,8 @@ class Holdings:
         """Takes an attempt back that was not handed to the host yet; set by the intake."""
         self.released: Callable[[Held], None] = lambda _: None
         """Called when nothing of an attempt can run any more."""
+        self.clear: Callable[[list[str]], Awaitable[None]] = _nothing_to_clear
+        """Ends what attempts may have outside any process tree (containers)."""
         self.host = HostLink(directories.host, directories.logs, on_hello=self._hello, on_news=self._news)
         self.logs = Logs(
             directory=directories.logs,
@@ -73,6 +80,7 @@ class Holdings:
         self._to_digest: list[tuple[Held, Exit]] = []
         self._settled: list[tuple[str, int]] = []
         self._host_acks: list[str] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._settling = Loop("worker.settle", self.settle, every_s=60.0)
         self._ends = Loop("worker.ends", self._keep_ends, every_s=60.0)
@@ -203,7 +211,9 @@ class Holdings:
         for held in found.in_doubt:
             held.in_doubt = True
         if found.in_doubt:
-            self.host.send({"op": "sweep", "items": [{"attempt": one.attempt_id} for one in found.in_doubt]})
+            task = asyncio.get_running_loop().create_task(self._sweep([one.attempt_id for one in found.in_doubt]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         self.logs.tell_host()
         for held in found.running:
             if held.stop_reason is not None:
@@ -212,6 +222,11 @@ class Holdings:
             if held.state == "launching":
                 body = rules.end_of(None, "not_started", kind="not_started", summary="The process host lost it.")
                 self._end_here(held, body)
+
+    async def _sweep(self, attempt_ids: list[str]) -> None:
+        """End what another host left of these; the host tells when nothing is left."""
+        await self.clear(attempt_ids)
+        self.host.send({"op": "sweep", "items": [{"attempt": name} for name in attempt_ids]})
 
     def _news(self, news: News) -> None:
         for started in news.started:

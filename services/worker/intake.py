@@ -29,9 +29,10 @@ from services.kit.database import Database
 from services.kit.loops import Loop
 from services.worker import store
 from services.worker.attempt import Held, hold
-from services.worker.command import Builder, Prepared, Refused
+from services.worker.command import Builder, Extras, Prepared
 from services.worker.holdings import Holdings
 from services.worker.place import Room
+from services.worker.refusal import Refused
 from services.worker.store import OfferRow
 
 ASK_FOR_S: Final = 30.0
@@ -55,7 +56,7 @@ class Intake:
         make_directory: Callable[[str], None],
         fence: Callable[[], SessionFence | None],
         ask: Callable[[StartAttempts], Awaitable[StartAnswer]],
-        secrets: Callable[[Held, Prepared, int], Awaitable[dict[str, str]]],
+        extras: Callable[[Held, Prepared, list[str], int], Awaitable[Extras]],
     ) -> None:
         self.key = b""
         """The worker's own key, set before the first offer."""
@@ -63,14 +64,13 @@ class Intake:
         self._held = holdings.held
         self._clock = clock
         self._database = database
-        self._builder = builder
+        self.builder = builder
         self._room = room
         self._make_directory = make_directory
         self._fence = fence
         self._ask = ask
-        self._secrets = secrets
+        self._extras = extras
         holdings.withdraw = self._withdraw
-        holdings.released = room.release
         self._waiting: dict[str, Held] = {}
         self._directories: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,6 +119,7 @@ class Intake:
             return None
         now_ms = self._clock.now_ms()
         ready: list[Held] = []
+        more = False
         wait_ms = 60_000
         for one in self._waiting.values():
             not_before = one.offer.not_before_ms if one.offer else None
@@ -126,6 +127,8 @@ class Intake:
                 wait_ms = min(wait_ms, not_before - now_ms)
             elif len(ready) < limits.BATCH_ITEMS:
                 ready.append(one)
+            else:
+                more = True
         if not ready:
             return wait_ms / 1000
         asked_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -137,7 +140,7 @@ class Intake:
             self._give_up(ready)
             raise
         await self._start(ready, answer, asked_ns)
-        return True if self._waiting else None
+        return more or wait_ms / 1000
 
     async def _start(self, ready: list[Held], answer: StartAnswer, asked_ns: int) -> None:
         grants = {grant.attempt_id: grant for grant in answer.grants}
@@ -168,18 +171,18 @@ class Intake:
         one.state = "launching"
         not_after_ns = asked_ns + grant.start_within_ms * NS_PER_MS
         try:
-            prepared = self._builder.prepare(offer.revision, revision)
+            prepared = self.builder.prepare(offer.revision, revision)
             if not self._room.reserve(one, revision.execution.log_quota_bytes):
                 raise Refused("disk_full", "There is too little room on the worker's disk.")
             if one.project not in self._directories:
                 self._make_directory(one.project)
                 self._directories.add(one.project)
-            if prepared.secrets:
-                task = asyncio.create_task(self._with_secrets(one, prepared, grant, not_after_ns))
+            if prepared.slow:
+                task = asyncio.create_task(self._slowly(one, prepared, grant, not_after_ns))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 return None
-            item = self._builder.item(one, prepared, offer, not_after_ns=not_after_ns, timeout_ms=grant.timeout_ms)
+            item = self.builder.item(one, prepared, offer, not_after_ns=not_after_ns, timeout_ms=grant.timeout_ms)
         except (Refused, OSError) as error:
             code, summary = _why(error)
             self._holdings.not_started(one, code, summary)
@@ -187,16 +190,16 @@ class Intake:
         one.offer = one.revision = None
         return item
 
-    async def _with_secrets(self, one: Held, prepared: Prepared, grant: StartGrant, not_after_ns: int) -> None:
-        """The slower way: values come from the vault, or the attempt is not started."""
+    async def _slowly(self, one: Held, prepared: Prepared, grant: StartGrant, not_after_ns: int) -> None:
+        """The slower way: values from the vault, files, an environment of packages; or the attempt is not started."""
         offer = one.offer
         assert offer is not None
         try:
-            values = await self._secrets(one, prepared, not_after_ns)
+            extras = await self._extras(one, prepared, prepared.fixed["argv"], not_after_ns)
             if one.stop_reason is not None:
                 raise Refused("stopped", "It was stopped before it started.")
-            item = self._builder.item(
-                one, prepared, offer, not_after_ns=not_after_ns, timeout_ms=grant.timeout_ms, secrets=values
+            item = self.builder.item(
+                one, prepared, offer, not_after_ns=not_after_ns, timeout_ms=grant.timeout_ms, extras=extras
             )
             one.offer = one.revision = None
             self._holdings.spawn([item])

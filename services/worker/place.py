@@ -18,6 +18,8 @@ from services.kit.artifact_store import free_bytes
 from services.kit.config import Config
 from services.worker.attempt import Held
 from services.worker.command import Place
+from services.worker.container import find_engine
+from services.worker.host.cgroups import Cgroups
 
 KEY_BYTES: Final = 32
 INHERITED: Final = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ")
@@ -38,6 +40,8 @@ class Directories:
         self.host = self.root / "host"
         self.logs = self.root / "logs"
         self.work = data.absolute() / "work"
+        self.files = self.root / "files"
+        self.environments = self.root / "environments"
         self._lock = -1
 
     def own(self) -> None:
@@ -131,25 +135,29 @@ def _make_key(path: Path) -> None:
 
 
 def describe(directories: Directories) -> Place:
-    """What every process gets from this machine."""
+    """What every process gets from this machine. Blocking: asks a container engine whether it answers."""
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
     environment.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     environment.setdefault("LANG", "C.UTF-8")
-    return Place(environment, str(directories.work))
+    return Place(environment, str(directories.work), find_engine())
 
 
-def look(config: Config) -> Capabilities:
+def look(config: Config, place: Place) -> Capabilities:
     """What a task may ask of this machine. Blocking: runs each runtime's version command once."""
+    features = ["umask", "nice", "rlimits", "files"]
+    features += [f"cgroup_{name}" for name in sorted(Cgroups().possible())]
+    if os.geteuid() == 0:
+        features.append("run_as")
     return Capabilities(
         architecture=platform.machine(),
         system=platform.system().lower(),
         cpu_cores=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        executors=("local_process",),
+        executors=("local_process", "docker") if place.engine is not None else ("local_process",),
         runtimes={name: version for name, command in _RUNTIMES.items() if (version := _version(*command))},
         labels=dict(config.worker_labels),
         pool=config.worker_pool,
-        features=["umask", "nice", "rlimits"],
+        features=features,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from typing import Any, Final
 
@@ -45,17 +46,22 @@ from services.kit.clock import Clock
 from services.kit.config import Config
 from services.kit.database import Database
 from services.kit.sealing import SealError, attempt_context
-from services.worker.attempt import Held
 from services.kit.version import VERSION
-from services.worker.command import Builder, Prepared
+from services.worker import container
+from services.worker.attempt import Held
+from services.worker.command import Builder
+from services.worker.extras import Supplies
+from services.worker.files import Files
 from services.worker.holdings import Holdings
 from services.worker.intake import Intake
 from services.worker.place import Directories, Room, describe, load_key, look
+from services.worker.runtimes import Runtimes, for_installers
 from services.worker.session import Session
 
 NAME = "worker"
 DRAIN_S: Final = 10.0
 STOP_RUNS_S: Final = 30.0
+CLEAR_AGAIN_S: Final = 2.0
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.worker")
 
@@ -88,17 +94,25 @@ class WorkerService:
             send_reports=self._send_reports,
             send_chunk=self._send_chunk,
         )
+        self._supplies = Supplies(
+            files=Files(self._directories.files, self.id),
+            runtimes=Runtimes(self._directories.environments, for_installers(os.environ)),
+            secrets=self._open_secrets,
+            held=lambda: set(self.holdings.held),
+        )
         self.intake = Intake(
             clock=clock,
             database=database,
             holdings=self.holdings,
-            builder=Builder(describe(self._directories)),
+            builder=Builder(),
             room=self._room,
             make_directory=self._directories.project,
             fence=lambda: None if self.session.draining else self.session.fence,
             ask=lambda message: bus.request(ATTEMPTS_START, message, token=self.id),
-            secrets=self._open_secrets,
+            extras=self._supplies.get,
         )
+        self.holdings.released = self._released
+        self.holdings.clear = self._clear
         self._consuming = False
         self._acks: Subscription | None = None
 
@@ -109,8 +123,9 @@ class WorkerService:
         self._directories.own()
         try:
             self.intake.key = load_key(self._directories.root / "worker.key")
+            place = self.intake.builder.place = await asyncio.to_thread(describe, self._directories)
             self.session.capabilities, _ = await asyncio.gather(
-                asyncio.to_thread(look, self._config), self.holdings.start(self.intake.key)
+                asyncio.to_thread(look, self._config, place), self.holdings.start(self.intake.key)
             )
             self._acks = await self._bus.subscribe(subjects.ack(self.id), self._heard_ack)
             routes: list[Route[Any, Any]] = [
@@ -120,6 +135,7 @@ class WorkerService:
             await self._bus.serve(NAME, VERSION, routes)
             await self.intake.loop.start()
             await self.session.loop.start()
+            await self._supplies.sweeping.start()
         except BaseException:
             await self.stop()
             raise
@@ -135,7 +151,7 @@ class WorkerService:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_RUNS_S if self._stop_runs else DRAIN_S):
                     await self.holdings.nothing_held()
-        await asyncio.gather(self.session.loop.stop(), self.intake.loop.stop())
+        await asyncio.gather(self.session.loop.stop(), self.intake.loop.stop(), self._supplies.sweeping.stop())
         await self.holdings.stop()
         if self._acks is not None:
             await self._acks.close()
@@ -202,7 +218,23 @@ class WorkerService:
     async def _send_chunk(self, subject: str, chunk: LogChunk) -> None:
         await self._bus.publish_core(subject, chunk)
 
-    async def _open_secrets(self, held: Held, prepared: Prepared, not_after_ns: int) -> dict[str, str]:
+    def _released(self, held: Held) -> None:
+        self._room.release(held)
+        self._supplies.put_away(held)
+
+    async def _clear(self, attempt_ids: list[str]) -> None:
+        """Containers that a host that died has left; not over before they are gone."""
+        engine = self.intake.builder.place.engine
+        while engine is not None:
+            found = await asyncio.to_thread(container.left_behind, engine)
+            if found is not None:
+                ours = [found[name] for name in attempt_ids if name in found]
+                if await asyncio.to_thread(container.remove, engine, ours):
+                    return
+            log.warning("containers cannot be removed yet")
+            await asyncio.sleep(CLEAR_AGAIN_S)
+
+    async def _open_secrets(self, held: Held, not_after_ns: int) -> dict[str, str]:
         """The values of an attempt's secret variables. Raises Ql3Error when they cannot be had in time."""
         fence = self.session.fence
         left_s = (not_after_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) / 1e9
@@ -223,6 +255,4 @@ class WorkerService:
         except (SealError, msgspec.DecodeError) as error:
             raise Ql3Error("context_unavailable") from error
         plain[:] = bytes(len(plain))
-        if not set(prepared.secrets) <= values.keys():
-            raise Ql3Error("context_unavailable")
-        return {name: values[name] for name in prepared.secrets}
+        return values

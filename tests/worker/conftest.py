@@ -9,15 +9,17 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from services.worker.host import wire
 from services.worker.host.identity import read_stat
 from services.worker.launch import start_host
+from tests.fixtures_nats import BusFactory
 
 KEY = bytes(range(32))
 DEADLINE_S = 60.0
@@ -188,3 +190,23 @@ def box(tmp_path: Path) -> Iterator[Box]:
 @pytest.fixture
 def host(box: Box) -> Client:
     return box.start()
+
+
+@pytest_asyncio.fixture
+async def ledger(bus_for: BusFactory) -> Any:
+    """A dispatcher played by the test (`tests.worker.ledger.Ledger`)."""
+    from tests.worker.ledger import Ledger
+
+    ledger = Ledger(await bus_for("dispatcher"))
+    await ledger.start()
+    return ledger
+
+
+@pytest_asyncio.fixture
+async def worker(tmp_path: Path, bus_for: BusFactory) -> AsyncIterator[Any]:
+    """A worker that is not started yet (`tests.worker.life.Worker`)."""
+    from tests.worker.life import Worker
+
+    worker = Worker(tmp_path / "data", bus_for)
+    yield worker
+    await worker.stop()

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from services.worker.host.pump import Pump
 from services.worker.host.spawn import tag_of
 
-Phase = Literal["running", "stopping", "killing", "syncing", "ended"]
+Phase = Literal["running", "stopping", "killing", "cleaning", "syncing", "ended"]
 ID_CHARS: Final = frozenset("0123456789abcdef-")
 MAX_CONTEXT: Final = 2048
 
@@ -17,6 +17,8 @@ class Attempt:
     """Everything about one started attempt. Times named `_ms` are wall-clock milliseconds, `_s` monotonic seconds."""
 
     __slots__ = (
+        "cgroup",
+        "cleanup",
         "context",
         "ended_ms",
         "ended_s",
@@ -26,6 +28,7 @@ class Attempt:
         "key",
         "kill_pause_s",
         "left_behind",
+        "oom_killed",
         "phase",
         "pid",
         "pump",
@@ -58,6 +61,12 @@ class Attempt:
         self.phase: Phase = "running"
         self.eof = False
         self.left_behind = 0
+        self.cgroup: str | None = item.get("cgroup_path")
+        self.cleanup: tuple[list[str], dict[str, str]] | None = None
+        """A command that has to run when the tree is gone, with its environment."""
+        if item.get("cleanup"):
+            self.cleanup = (item["cleanup"], item["env"])
+        self.oom_killed = False
         self.survivors = 0
         self.kill_pause_s = 0.02
 
@@ -90,6 +99,7 @@ class Attempt:
                 "max_rss_kib": self.usage[1],
                 "left_behind": self.left_behind,
                 "survivors": self.survivors,
+                "oom_killed": self.oom_killed,
             },
         }
 
@@ -119,5 +129,8 @@ def check(item: dict[str, Any]) -> None:
         raise ValueError("key")
     if not isinstance(item["quota"], int) or item["quota"] < 0:
         raise ValueError("quota")
+    cleanup = item.get("cleanup", [])
+    if not (isinstance(cleanup, list) and all(isinstance(word, str) for word in cleanup)):  # pyright: ignore[reportUnknownVariableType]
+        raise ValueError("cleanup")
     if len(str(item.get("context", ""))) > MAX_CONTEXT:
         raise ValueError("context")

@@ -53,8 +53,8 @@ def _become(item: dict[str, Any], path: str, output: int, null: int, nofile: tup
     try:
         os.setsid()
         step = "cgroup"
-        if "cgroup" in item:
-            procs = os.open(f"{item['cgroup']}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        if "cgroup_path" in item:
+            procs = os.open(f"{item['cgroup_path']}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
             os.write(procs, b"0")
         step = "nice"
         if "nice" in item:

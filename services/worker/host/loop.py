@@ -14,12 +14,13 @@ from collections import deque
 from typing import Any, Final
 
 from services.worker.host.attempts import Attempt, check
+from services.worker.host.cgroups import CgroupError, Cgroups
 from services.worker.host.identity import Identity, boot_id, read_stat
 from services.worker.host.link import Link
 from services.worker.host.mask import Mask
 from services.worker.host.pump import Pump
 from services.worker.host.receipts import Receipt, Receipts
-from services.worker.host.spawn import RefusedError, Spawner
+from services.worker.host.spawn import RefusedError, Spawner, start_helper
 from services.worker.host.stops import Stops
 from services.worker.host.syncer import End, Syncer
 from services.worker.host.tree import Trees
@@ -31,6 +32,7 @@ GROWN_EVERY_S: Final = 0.05
 LONELY_S: Final = 30.0
 """Without a worker and with nothing running the host ends itself after this long; receipts are on disk."""
 RECENT: Final = 1024
+CLEANUP_S: Final = 30.0
 
 
 class Host:
@@ -43,6 +45,7 @@ class Host:
         self.mains: dict[int, str] = {}
         """First processes that were not reaped yet, by pid."""
         self.trees = Trees()
+        self.cgroups = Cgroups()
         self.unacked: dict[str, Receipt] = dict(receipts.pending)
         self.refused: dict[str, str] = {}
         """Codes of starts that were refused and not yet acknowledged."""
@@ -60,6 +63,7 @@ class Host:
         self._recent: deque[str] = deque(maxlen=RECENT)
         self._logs_fd = logs_fd
         self._spawner = Spawner()
+        self._cleaners: dict[int, str] = {}
         self._stops = Stops(self)
         self._boot_id = boot_id()
         self.lonely_since = time.monotonic()
@@ -214,6 +218,10 @@ class Host:
         attempt = self.attempts.get(name)
         if attempt is None or attempt.phase in ("syncing", "ended"):
             return
+        if attempt.phase == "cleaning":
+            if what == "cleanup":
+                self._end_cleanup(name)
+            return  # nothing of the tree is left that an older timer could be meant for
         if what == "timeout":
             if attempt.status is None and attempt.phase == "running":
                 attempt.stopped = attempt.stopped or "timeout"
@@ -237,11 +245,18 @@ class Host:
         # The window that dispatcher granted, on the clock that suspend does not stop; both ends are on this machine.
         if time.clock_gettime_ns(time.CLOCK_BOOTTIME) > item.get("not_after_ns", 1 << 63):
             raise RefusedError("start_window_passed")
-        read_end, write_end = os.pipe()
         try:
+            read_end, write_end = os.pipe()
+        except OSError:
+            raise RefusedError("descriptor_limit") from None
+        try:
+            if "cgroup" in item:
+                self._confine(item)
             pid = self._spawner.start(item, write_end)
         except BaseException:
             os.close(read_end)
+            if "cgroup_path" in item:
+                self.cgroups.remove(item["cgroup_path"])
             raise
         finally:
             os.close(write_end)
@@ -258,6 +273,13 @@ class Host:
         if item.get("timeout_ms"):
             self.at(time.monotonic() + item["timeout_ms"] / 1000, attempt.id, "timeout")
         self._fresh.append(attempt)
+
+    def _confine(self, item: dict[str, Any]) -> None:
+        try:
+            item["cgroup_path"] = self.cgroups.make(item["attempt"], item["cgroup"])
+        except CgroupError:
+            if item.get("cgroup_required", True):
+                raise RefusedError("limit_unsupported") from None
 
     def _refuse(self, attempt: str, code: str) -> None:
         self.refused[attempt] = code
@@ -299,6 +321,10 @@ class Host:
                 break
             if pid == 0:
                 break
+            cleaned = self._cleaners.pop(pid, None)
+            if cleaned is not None:
+                self._finish(self.attempts[cleaned])
+                continue
             name = self.mains.pop(pid, None)
             attempt = self.attempts.get(name) if name else None
             if attempt is None:
@@ -317,10 +343,10 @@ class Host:
         """Finish every attempt whose first process ended and of whose tree nothing is left."""
         ending = [self.attempts[name] for name in self._ending if name in self.attempts]
         self._ending.clear()
-        ending = [attempt for attempt in ending if attempt.status is not None and attempt.phase != "syncing"]
+        ending = [one for one in ending if one.status is not None and one.phase not in ("cleaning", "syncing")]
         if not ending:
             return
-        orphans = self.trees.orphans(self.mains)
+        orphans = self.trees.orphans(self.mains.keys() | self._cleaners.keys() if self._cleaners else self.mains)
         leaving: list[Attempt] = []
         for attempt in ending:
             left = orphans.get(attempt.id)
@@ -338,8 +364,28 @@ class Host:
         if None in orphans and not self.mains:
             self._stops.kill_unknown(orphans[None])
 
+    def _clean(self, attempt: Attempt, command: tuple[list[str], dict[str, str]]) -> bool:
+        """Start what has to run behind the tree (a container's removal); False if that cannot be."""
+        attempt.cleanup = None
+        try:
+            pid = start_helper(*command)
+        except (OSError, ValueError):
+            return False
+        attempt.phase = "cleaning"
+        self._cleaners[pid] = attempt.id
+        self.at(time.monotonic() + CLEANUP_S, attempt.id, "cleanup")
+        return True
+
+    def _end_cleanup(self, name: str) -> None:
+        for pid in [pid for pid, attempt in self._cleaners.items() if attempt == name]:
+            os.kill(pid, signal.SIGKILL)  # ours and not reaped yet: nobody else can have this pid
+
     def _finish(self, attempt: Attempt) -> None:
+        if attempt.cleanup is not None and self._clean(attempt, attempt.cleanup):
+            return
         attempt.phase = "syncing"
+        if attempt.cgroup is not None:
+            attempt.oom_killed = self.cgroups.remove(attempt.cgroup)
         if not attempt.eof:
             attempt.pump.drain()
             attempt.eof = True

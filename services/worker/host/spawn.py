@@ -21,6 +21,7 @@ _SIGNALS: Final = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP,
 """Python ignores the first two and we handle or ignore the others; an ignored signal would stay ignored after exec."""
 
 _null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+_null_out = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
 
 
 class RefusedError(Exception):
@@ -55,7 +56,7 @@ class Spawner:
     def start(self, item: dict[str, Any], output: int) -> int:
         """Start one process with `output` as its stdout and stderr; returns its pid. Raises RefusedError.
 
-        `item`: attempt, argv, env, and optionally cwd, umask, nice, limits, uid, gid, groups, cgroup.
+        `item`: attempt, argv, env, and optionally cwd, umask, nice, limits, uid, gid, groups, cgroup_path.
         """
         argv: list[str] = item["argv"]
         env: dict[str, str] = item["env"]
@@ -90,9 +91,14 @@ class Spawner:
             resource.setrlimit(resource.RLIMIT_RTTIME, (tag, hard))
 
 
+def start_helper(argv: list[str], env: dict[str, str]) -> int:
+    """Start a helper of ours (a cleanup), with no input and no output; returns its pid. Raises OSError, ValueError."""
+    return _posix_spawn(argv, env, _null_out)
+
+
 def needs_fork(item: dict[str, Any]) -> bool:
     """Whether the attempt asks for what only steps between fork and exec can give."""
-    return any(name in item for name in ("nice", "limits", "uid", "cgroup"))
+    return any(name in item for name in ("nice", "limits", "uid", "cgroup_path"))
 
 
 def resolve(file: str, env: dict[str, str]) -> str:

@@ -49,6 +49,8 @@ class Stops:
     def kill(self, attempt: Attempt) -> None:
         """KILL to every member, and again until the host sees none."""
         attempt.phase = "killing"
+        if attempt.cgroup is not None:
+            self._host.cgroups.kill(attempt.cgroup)
         members = self._host.trees.members(self._host.mains).get(attempt.id, [])
         refused = [stat for stat in members if not send(stat, signal.SIGKILL)]
         if refused and len(refused) == len(members) and attempt.status is not None:
