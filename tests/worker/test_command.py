@@ -28,7 +28,7 @@ from services.worker.runtimes import READY, UNUSED_S, Metadata, Runtimes, for_in
 from tests.worker.conftest import Box, Client
 
 BASE = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/home/me", "LANG": "C.UTF-8"}
-PLACE = Place(BASE, "/data/work")
+PLACE = Place(BASE, "/data/projects")
 
 
 def revision(execution: Execution, **terms: Any) -> ExecutionRevision:
@@ -58,7 +58,7 @@ def build(execution: Execution, *, place: Place = PLACE, extras: Extras | None =
 def test_an_item_has_what_the_host_needs_and_no_token() -> None:
     item = build(Execution(command=["a", "b"], grace_ms=9, environment=[Variable(name="X", value="1")]))
     assert item["argv"] == ["a", "b"]
-    assert (item["cwd"], item["grace_ms"], item["timeout_ms"], item["not_after_ns"]) == ("/data/work/p", 9, 7, 5)
+    assert (item["cwd"], item["grace_ms"], item["timeout_ms"], item["not_after_ns"]) == ("/data/projects/p", 9, 7, 5)
     assert item["quota"] == limits.LOG_QUOTA_DEFAULT_BYTES
     assert item["env"].items() >= (BASE | {"X": "1", "QL3_ATTEMPT": "2", "QL3_TASK_REVISION": "3"}).items()
     assert len(item["key"]) == 64
