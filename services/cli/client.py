@@ -11,7 +11,7 @@ import ipaddress
 import os
 import time
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -98,20 +98,50 @@ def find(data: Path | None) -> tuple[str, str]:
 def connect(data: Path | None) -> Client:
     """A client of the system that `find` finds."""
     url, token = find(data)
-    return Client(url, token)
+    return Client(url, token, where=lambda: find(data))
 
 
 class Client:
-    """Asks one system. Every failure is a `Ql3Error`: the gateway's own, or `unavailable` when it cannot be reached."""
+    """Asks one system. Every failure is a `Ql3Error`: the gateway's own, or `unavailable` when it cannot be reached.
 
-    def __init__(self, url: str, token: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._http = httpx.Client(
+    `where` tells URL and token anew, for `renew`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        where: Callable[[], tuple[str, str]] | None = None,
+    ) -> None:
+        self._found = (url, token)
+        self._timeout_s = timeout_s
+        self._where = where
+        self._http = self._open()
+
+    def _open(self) -> httpx.Client:
+        url, token = self._found
+        return httpx.Client(
             base_url=url.rstrip("/"),
             headers={"Authorization": f"Bearer {token}", "User-Agent": "ql3-cli", "Accept": "application/json"},
-            timeout=httpx.Timeout(timeout_s, connect=5.0),
+            timeout=httpx.Timeout(self._timeout_s, connect=5.0),
             # A proxy of the environment is for the world outside, never for this machine.
             trust_env=not _is_loopback(url),
         )
+
+    def renew(self) -> bool:
+        """Whether the system is elsewhere or takes another token now: a `ql3 up` that was started again."""
+        try:
+            found = self._where() if self._where else self._found
+        except Ql3Error:
+            return False
+        if found == self._found:
+            return False
+        self._found = found
+        self._http.close()
+        self._http = self._open()
+        return True
 
     def __enter__(self) -> Client:
         return self

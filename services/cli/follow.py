@@ -36,7 +36,8 @@ def ended(run: dict[str, Any]) -> bool:
 class _Patience:
     """Lets what passes pass, for a bounded time since something last worked."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self.worked()
 
     def worked(self) -> None:
@@ -44,6 +45,8 @@ class _Patience:
 
     def take(self, error: Ql3Error) -> None:
         """Wait a little, or raise the error when it does not pass by itself or has lasted too long."""
+        if self._client.renew():
+            return
         if error.code not in _PASSING or time.monotonic() > self._until:
             raise error
         time.sleep(PAUSE_S)
@@ -51,7 +54,7 @@ class _Patience:
 
 def changes(client: Client, project: str, run_id: str) -> Generator[dict[str, Any]]:
     """The run as it is now and after each change, until it has ended."""
-    patience = _Patience()
+    patience = _Patience(client)
     told = False
     while True:
         try:
@@ -94,7 +97,7 @@ class LogReader:
 
         Raises `gone` when retention removed the log, `not_found` when there is no such run or attempt.
         """
-        patience = _Patience()
+        patience = _Patience(self._client)
         path = f"{run_path(self._project, self._run_id)}/log"
         while True:
             try:
@@ -128,7 +131,7 @@ class LogReader:
 
     def _follow_attempt(self, attempt: str) -> None:
         path = f"{run_path(self._project, self._run_id)}/log/stream"
-        patience = _Patience()
+        patience = _Patience(self._client)
         while True:
             try:
                 with self._client.events(path, attempt=attempt, offset=self._offset) as events:

@@ -105,6 +105,7 @@ from services.gateway.settings import GatewaySettings
 from services.kit.bus import Bus, Caller, Route
 from services.kit.clock import WallClock
 from services.kit.config import Config
+from services.kit.database import Database
 from services.kit.sealing import SealingKey, secret_context
 from tests.fixtures_nats import WORKER, BusFactory
 
@@ -640,12 +641,47 @@ class Ended(NamedTuple):
         return msgspec.json.decode(self.raw)
 
 
+class Door:
+    """The gateway, and what `ql3 up` writes for the command; it can be closed and opened again elsewhere."""
+
+    def __init__(self, data: Path, database: Database, bus_for: BusFactory) -> None:
+        self._console = data / "console.json"
+        self._key_file = str(data / "keys" / "gateway.key")
+        self._database = database
+        self._bus_for = bus_for
+        self._gateway: GatewayService | None = None
+
+    async def open(self) -> None:
+        """Listen on a free port, with a new credential for the console."""
+        gateway = GatewayService(
+            config=Config(),
+            database=self._database,
+            bus=await self._bus_for("gateway"),
+            clock=WallClock(),
+            settings=GatewaySettings(listen="127.0.0.1:0", key_file=self._key_file),
+        )
+        await gateway.start()
+        self._gateway = gateway
+        console = await gateway.issue_console_credential()
+        found = {"url": gateway.url, "nats_url": "nats://127.0.0.1:1", **dict(console)}
+        self._console.write_bytes(msgspec.json.encode(found))
+        self._console.chmod(0o600)
+
+    async def close(self) -> None:
+        """Listen no more."""
+        self._console.unlink()
+        gateway, self._gateway = self._gateway, None
+        assert gateway is not None
+        await gateway.stop()
+
+
 class Command:
     """Runs `ql3` against the gateway: inside of this process, or with `as_process` as its own."""
 
-    def __init__(self, environment: dict[str, str], scene: Scene) -> None:
+    def __init__(self, environment: dict[str, str], scene: Scene, door: Door) -> None:
         self.environment = environment
         self.scene = scene
+        self.door = door
 
     async def __call__(self, *arguments: str, stdin: bytes = b"", **environment: str) -> Ended:
         """In a thread, with streams and environment of its own: the same code as the process, without its start."""
@@ -704,21 +740,10 @@ async def ql3(database_on: Any, bus_for: BusFactory, tmp_path: Path) -> AsyncIte
     )
     scene = Scene()
     await scene.serve(bus_for)
-    gateway = GatewayService(
-        config=Config(),
-        database=await database_on("sqlite", "gateway"),
-        bus=await bus_for("gateway"),
-        clock=WallClock(),
-        settings=GatewaySettings(listen="127.0.0.1:0", key_file=str(tmp_path / "keys" / "gateway.key")),
-    )
-    await gateway.start()
-    console = await gateway.issue_console_credential()
     data = tmp_path / "ql3-data"
     data.mkdir(mode=0o700)
-    found = {"url": gateway.url, "nats_url": "nats://127.0.0.1:1", **dict(console)}
-    path = data / "console.json"
-    path.write_bytes(msgspec.json.encode(found))
-    path.chmod(0o600)
-    yield Command({**clean_environment(), "QL3_DATA": str(data)}, scene)
-    await gateway.stop()
+    door = Door(data, await database_on("sqlite", "gateway"), bus_for)
+    await door.open()
+    yield Command({**clean_environment(), "QL3_DATA": str(data)}, scene, door)
+    await door.close()
     structlog.reset_defaults()

@@ -152,6 +152,22 @@ async def test_logs_are_exact_with_raw_and_readable_without(ql3: Command) -> Non
     assert (await ql3("run", "logs", uuid("b", 9))).code == 2
 
 
+async def test_who_follows_goes_on_when_the_platform_was_started_again(ql3: Command) -> None:
+    await created(ql3)
+    ql3.scene.logs[uuid("a", 11)] = b"one\n"
+    ql3.scene.at_run = ["running"]
+    process = await ql3.begin("task", "run", "hello", "--follow")
+    assert process.stdout is not None
+    async with asyncio.timeout(90):
+        assert await process.stdout.readline() == b"one\n"
+        await ql3.door.close()
+        ql3.scene.logs[uuid("a", 11)] = b"one\ntwo\n"
+        await ql3.door.open()
+        await ql3.scene.change(uuid("b", 1), "succeeded")
+        out, err = await process.communicate()
+    assert (process.returncode, out) == (0, b"two\n"), err
+
+
 async def test_an_interrupted_wait_leaves_the_run_alone(ql3: Command) -> None:
     await created(ql3)
     ql3.scene.at_run = ["running"]
