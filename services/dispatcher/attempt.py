@@ -7,7 +7,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from schemas import limits, proof
+from schemas import proof
 from schemas.runs import CancelReason, LogFact
 from schemas.workers import AttemptReport, ReportBody, SessionFence, StartGrant, StartItem
 from services.dispatcher import retry
@@ -26,6 +26,7 @@ from services.dispatcher.records import (
 from services.dispatcher.run import end
 
 WORKER_LOST: Final = "worker_lost"
+START_MARGIN_MS: Final = 5_000
 
 
 def start(
@@ -67,8 +68,9 @@ def start(
 
 
 def _grant(lease: LeaseRecord, timeout_ms: int | None, now: int) -> StartGrant:
-    # The worker counts from before its request, so its window closes before the lease can be judged dead.
-    within = min(limits.LEASE_UNSTARTED_MS, lease.expires_at_ms - now)
+    # The worker counts from before its request, so its window closes before the lease can be judged dead; the margin is
+    # for what may come between its last look at the clock and the spawn.
+    within = max(0, lease.expires_at_ms - now - START_MARGIN_MS)
     return StartGrant(attempt_id=lease.attempt_id, start_within_ms=within, timeout_ms=timeout_ms)
 
 

@@ -158,8 +158,11 @@ async def cancel_run(
 ) -> tuple[RunRecord, bool]:
     """A person's or a rule's cancel of one run; the run as it stands, and whether a worker has to be told.
 
-    Raises `not_found`. A run that has ended, or was asked already, is answered as it is.
+    Raises `not_found`, or `invalid` for a reason that is not theirs. A run that has ended, or was asked already, is
+    answered as it is.
     """
+    if question.reason in ("timeout", "reconcile"):
+        raise Ql3Error("invalid", "This reason is the ledger's own.", field="reason")
     now = await tx.now_ms()
     case = await cases.load_one(tx, question.project, question.run)
     if case is None:

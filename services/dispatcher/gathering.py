@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from services.kit.database import DatabaseUnavailable
+
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
 
@@ -15,7 +17,7 @@ class Gatherer(Generic[I, O]):
     """Runs `work` on batches, one batch at a time; each caller waits for the outcome of its own items.
 
     `size` weighs an item, `most` bounds a batch's weight. When a batch fails its callers are tried one by one, so that
-    one bad item harms nobody else.
+    one bad item harms nobody else; when the database is away, nobody is tried again.
     """
 
     def __init__(
@@ -58,12 +60,13 @@ class Gatherer(Generic[I, O]):
         try:
             outcomes = await self._work([item for item, _ in batch])
         except Exception as error:
-            if len(batch) > 1:
+            if len(batch) > 1 and not isinstance(error, DatabaseUnavailable):
                 for entry in batch:
                     await self._settle([entry])
                 return
-            if not batch[0][1].done():
-                batch[0][1].set_exception(error)
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
             return
         for (_, future), outcome in zip(batch, outcomes, strict=True):
             if not future.done():

@@ -86,7 +86,7 @@ from services.dispatcher.submission import Outcome
 from services.kit.bus import Bus, Caller, Route
 from services.kit.clock import Clock
 from services.kit.config import Config
-from services.kit.database import Database, Transaction, UniqueViolation
+from services.kit.database import Database, DatabaseUnavailable, Transaction, UniqueViolation
 from services.kit.health import Health
 from services.kit.loops import Loop
 from services.kit.policy import PolicyClient
@@ -333,11 +333,12 @@ class DispatcherService:
         try:
             settled = await self._database.transact(lambda tx: reporting.settle(tx, sent, random.random))
         except Exception as error:
-            if len(batch) > 1:
+            if len(batch) > 1 and not isinstance(error, DatabaseUnavailable):
                 for index in batch:
                     await self._settle(messages, [index], errors)
                 return
-            errors[batch[0]] = error
+            for index in batch:
+                errors[index] = error
             return
         if settled.ended:
             self._ask_to_place()

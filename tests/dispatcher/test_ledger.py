@@ -21,7 +21,7 @@ async def test_a_run_goes_from_submission_to_its_end(ledger: Ledger, hand: Hand)
     assert hand.take(await ledger.place()) == [run.attempt_id]
     assert run.attempt_id is not None
     answer = await hand.start(run.attempt_id)
-    assert answer.grants[0].start_within_ms == 15_000
+    assert answer.grants[0].start_within_ms == 25_000
     settled = await hand.report(run.attempt_id, kind="ended", exit_code=0, pid=7)
     assert settled.ended == 1
     assert len(settled.acks["w1"]) == 1
