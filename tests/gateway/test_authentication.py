@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
 
 from services.gateway import totp
 from services.gateway.routes import ALL
+from services.gateway.service import GatewayService
+from services.kit.config import Config
 from services.kit.database import Statement
 
 from .conftest import PASSWORD, PROJECT, USER, House, HouseFor
@@ -416,3 +420,33 @@ async def test_a_second_factor_is_removed_with_a_code_of_it(house: House) -> Non
     assert (await owner.request("DELETE", "/api/v3/session/totp", json={"code": code()})).status_code == 200
     answer = await house.client().post("/api/v3/session", json={"user": USER, "password": PASSWORD})
     assert answer.json()["assurance"] == "single_factor"
+
+
+async def test_replicas_with_the_same_key_know_the_same_people(house: House, bus_for: Any) -> None:
+    owner = await house.owner()
+    made = (await owner.post("/api/v3/credentials", json={"name": "ci"})).json()
+    second = GatewayService(
+        config=Config(),
+        database=house.database,
+        bus=await bus_for("gateway"),
+        clock=house.clock,
+        settings=house.gateway._settings,
+    )
+    await second.start()
+    try:
+        cookie = {"Cookie": f"ql3_session={owner.cookies['ql3_session']}", "Ql3-Csrf": owner.headers["Ql3-Csrf"]}
+        browser = httpx.AsyncClient(base_url=second.url, headers=cookie, trust_env=False)
+        program = httpx.AsyncClient(
+            base_url=second.url, headers={"Authorization": f"Bearer {made['token']}"}, trust_env=False
+        )
+        house.clients += [browser, program]
+        assert (await browser.get("/api/v3/session")).json()["id"] == USER
+        assert (await program.get("/api/v3/session")).status_code == 200
+        # What one of them ends, the other has forgotten two seconds later.
+        await owner.post(f"/api/v3/credentials/{made['id']}/revoke")
+        await owner.delete("/api/v3/session")
+        house.clock.advance(2_001)
+        assert (await browser.get("/api/v3/session")).status_code == 401
+        assert (await program.get("/api/v3/session")).status_code == 401
+    finally:
+        await second.stop()

@@ -107,6 +107,11 @@ api.onSignedOut(() => {
   me = null;
   show();
 });
+document.querySelector(".skip").addEventListener("click", (event) => {
+  // The address names the page; jumping over the navigation must not change it.
+  event.preventDefault();
+  view.focus();
+});
 addEventListener("hashchange", () => {
   show();
   view.focus({ preventScroll: true });
