@@ -32,8 +32,10 @@ SUBJECTS = "ql3.evt.attempt."
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.retention")
 
 
-async def apply_feed(database: Database, clock: Clock, page: FeedPage) -> int:
+async def apply_feed(database: Database, clock: Clock, page: FeedPage, after: str | None = None) -> int:
     """Store one page of the dispatcher's facts together with the position behind it; how many ends it told of.
+
+    `after` is the position that the page was asked for: a page that tells nothing and moves nowhere writes nothing.
 
     Position and rows are one transaction, so each fact is counted once, however often a page is read. After a gap the
     dispatcher's ended attempts are read anew (`apply_ended`), also if this process ends in between.
@@ -48,7 +50,7 @@ async def apply_feed(database: Database, clock: Clock, page: FeedPage) -> int:
         if page.position is not None:
             await policies.move_position(tx, SOURCE, page.position, now_ms)
 
-    if facts or page.gap or page.position is not None:
+    if facts or page.gap or page.position != after:
         await database.transact(work)
     return len(facts)
 

@@ -80,8 +80,10 @@ class RetentionService:
         self._facts = Loop("retention.facts", self._pull_facts, every_s=limits.FEED_PULL_S)
         self._looks = Loop("retention.looks", self._look, every_s=limits.FEED_PULL_S)
         self._rings = Loop("retention.rings", self._ring, every_s=RING_S)
-        self._sweeps = Loop("retention.sweep", self._sweep_all, every_s=SWEEP_S)
-        self._loops = (self._facts, self._looks, self._rings, self._sweeps, *upkeep(database, bus))
+        # Apart, because a store that is away must not keep old runs.
+        self._old_logs = Loop("retention.logs", self._sweep.logs, every_s=SWEEP_S)
+        self._old_runs = Loop("retention.runs", self._sweep_runs, every_s=SWEEP_S)
+        self._loops = (self._facts, self._looks, self._rings, self._old_logs, self._old_runs, *upkeep(database, bus))
 
     # -- facts and files
 
@@ -92,7 +94,7 @@ class RetentionService:
         )
         if page.gap:
             log.warning("facts of the dispatcher are kept no longer; its ended attempts are read anew")
-        told = await intake.apply_feed(self._database, self._clock, page)
+        told = await intake.apply_feed(self._database, self._clock, page, at)
         anew = await self._read_anew()
         if told or anew:
             self._looks.ring()
@@ -119,8 +121,8 @@ class RetentionService:
     async def _ring(self) -> bool:
         return await intake.ring_retire(self._database, self._clock)
 
-    async def _sweep_all(self) -> bool:
-        more = [await self._sweep.logs(), await self._sweep.runs(), await self._sweep.forget()]
+    async def _sweep_runs(self) -> bool:
+        more = [await self._sweep.runs(), await self._sweep.forget()]
         return any(more)
 
     async def worker_retired(self, message: ArtifactsRetired, caller: Caller) -> Done:
@@ -133,6 +135,7 @@ class RetentionService:
 
     async def _heard_ack(self, ids: list[str]) -> None:
         await self._database.transact(lambda tx: sweep.close_purges(tx, ids))
+        self._old_runs.ring()
 
     # -- what people read
 
@@ -219,7 +222,8 @@ class RetentionService:
             return stored
 
         stored = await self._database.transact(work)
-        self._sweeps.ring()
+        self._old_logs.ring()
+        self._old_runs.ring()
         return RetentionAnswer(policy=self._view(message.project, stored))
 
     def _view(self, project: str, stored: policies.Policy) -> RetentionPolicy:

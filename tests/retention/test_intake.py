@@ -39,6 +39,15 @@ async def test_the_position_moves_with_the_rows(shop: Shop) -> None:
     assert await shop.database.read(lambda tx: policies.position(tx, "dispatcher")) == "57"
 
 
+async def test_a_page_that_tells_nothing_and_moves_nowhere_writes_nothing(shop: Shop) -> None:
+    await intake.apply_feed(shop.database, shop.clock, page(position="41"))
+    shop.clock.advance(60_000)
+    await intake.apply_feed(shop.database, shop.clock, page(position="41"), "41")
+    assert await shop.rows("SELECT position, updated_at_ms FROM feed_positions") == [
+        {"position": "41", "updated_at_ms": START_MS}
+    ]
+
+
 async def test_after_a_gap_the_ledger_is_read_anew_to_its_end_also_by_a_later_process(shop: Shop) -> None:
     async def position() -> str | None:
         return await shop.database.read(lambda tx: policies.position(tx, intake.LEDGER))

@@ -152,7 +152,8 @@ async def register(tx: Transaction, facts: Sequence[AttemptEnded], now_ms: int) 
             "finished_at_ms": fact.finished_at_ms,
         }
         for fact in facts
-        if fact.log.artifact_id is not None
+        # Without its worker nobody could be told to let go of it; an attempt that wrote a log has one.
+        if fact.log.artifact_id is not None and fact.worker_id
     ]
     if rows:
         await tx.execute(INSERT, json_rows(rows), now_ms)

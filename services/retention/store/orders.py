@@ -13,7 +13,7 @@ OPEN_RETIRE = Statement(
     FROM {rows:$1 attempt_id text, worker_id text, artifact_id text} AS o WHERE true ON CONFLICT DO NOTHING"""
 )
 DUE_RETIRE = Statement(
-    """SELECT attempt_id, worker_id, artifact_id, rings, created_at_ms FROM retire_orders
+    """SELECT attempt_id, worker_id, artifact_id, rings FROM retire_orders
     WHERE ring_at_ms <= $1 ORDER BY ring_at_ms, attempt_id LIMIT $2 {for_update_skip_locked}"""
 )
 ANY_DUE = Statement("SELECT 1 AS due FROM retire_orders WHERE ring_at_ms <= $1 LIMIT 1")
@@ -59,7 +59,6 @@ class RetireOrder(NamedTuple):
     worker_id: str
     artifact_id: str
     rings: int
-    created_at_ms: int
 
 
 class PurgeOrder(NamedTuple):
@@ -91,7 +90,7 @@ async def open_retire(tx: Transaction, orders: Iterable[tuple[str, str, str]], n
 async def due_retire(tx: Transaction, now_ms: int, limit: int) -> list[RetireOrder]:
     """Orders to be rung (again), locked on PostgreSQL so that two replicas do not both ring."""
     return [
-        RetireOrder(row["attempt_id"], row["worker_id"], row["artifact_id"], row["rings"], row["created_at_ms"])
+        RetireOrder(row["attempt_id"], row["worker_id"], row["artifact_id"], row["rings"])
         for row in await tx.fetch(DUE_RETIRE, now_ms, limit)
     ]
 
