@@ -41,18 +41,20 @@ _NONE = Placed([], 0, False, {}, "")
 
 
 async def place(tx: Transaction, revisions: Revisions, after_lane: str = "") -> Placed:
-    """Places up to 256 queued runs. Of several dispatchers each fills workers that the others do not hold."""
+    """Places up to 256 queued runs of a page of lanes behind `after_lane`; `last_lane` begins the next page.
+
+    Of several dispatchers each fills workers that the others do not hold.
+    """
     now = await tx.now_ms()
     seats = await seats_now(tx, now)
     total = sum(seat.free for seat in seats)
     if total <= 0:
         return _NONE
-    names = await _lanes(tx, after_lane)
+    names = await runs.lanes(tx, after_lane, LANES)
     if not names:
         return _NONE
     each = max(1, min(total, PER_PASS, max(4, 1024 // len(names))))
-    waiting = {name: await runs.waiting(tx, name, each) for name in names}
-    waiting = {name: found for name, found in waiting.items() if found}
+    waiting = await runs.waiting(tx, names, each)
     lanes = await _terms(tx, revisions, waiting)
     waiting = {name: found for name, found in waiting.items() if name in lanes}
     known = await limits.lock(tx, {limit for lane in lanes.values() for limit in lane.limits})
@@ -75,7 +77,8 @@ async def place(tx: Transaction, revisions: Revisions, after_lane: str = "") -> 
     offers = await offers_for(tx, revisions, written)
     drained = any(len(r) == each for name, r in waiting.items() if name not in found.stuck)
     more = bool(chosen) and (len(found.choices) > PER_PASS or (drained and len(chosen) < total))
-    return Placed(offers, len(chosen), more, found.stuck, names[-1] if len(names) == LANES else "")
+    last = names[-1] if len(names) == LANES else ""
+    return Placed(offers, len(chosen), more or bool(last), found.stuck, last)
 
 
 async def seats_now(tx: Transaction, now: int, *, lock: bool = True) -> list[Seat]:
@@ -110,14 +113,6 @@ async def why(tx: Transaction, revisions: Revisions, run: RunRecord) -> tuple[st
         return "next", "It is next and will be placed in a moment."
     slots = sum(seat.worker.slots for seat in seats)
     return "no_free_slot", f"All {slots} slots of the workers it may go to are taken."
-
-
-async def _lanes(tx: Transaction, after: str) -> list[str]:
-    names = await runs.lanes(tx, after, LANES)
-    if after and len(names) < LANES:
-        rest = await runs.lanes(tx, "", LANES - len(names))
-        names += [name for name in rest if name not in set(names)]
-    return names
 
 
 async def _terms(tx: Transaction, revisions: Revisions, waiting: Mapping[str, Sequence[RunRecord]]) -> dict[str, Lane]:

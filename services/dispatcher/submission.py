@@ -34,7 +34,8 @@ from services.kit.database import Transaction
 from services.kit.ids import new_id
 
 _json = msgspec.json.Encoder()
-_PREVIEW_CHARS = 1000
+_PREVIEW_CHARS = 400
+"""A preview is at most 8 KiB, and one character may take six bytes of JSON."""
 
 
 class Outcome(NamedTuple):
@@ -177,7 +178,11 @@ class _Batch:
         if order.run_id in self._retry_of:
             case = replace(case, run=replace(case.run, retry_of_run_id=self._retry_of[order.run_id]))
         if order.inputs is not None:
-            self._inputs[order.run_id] = _json.encode(order.inputs).decode()
+            inputs = _json.encode(order.inputs)
+            if len(inputs) > bounds.SPEC_BYTES:
+                # An offer that is too large for a message would be rung for ever.
+                return Outcome(order.order_id, error="too_large", detail="The inputs are larger than 64 KiB.")
+            self._inputs[order.run_id] = inputs.decode()
         case = await self._go_on(case, revision)
         self._changes.append(Change(None, case))
         return Outcome(order.order_id, case.run)
@@ -261,7 +266,7 @@ def hold_order(record: HoldRecord, run: RunRecord, revision: ExecutionRevision, 
         "task_revision": run.task_revision,
         "command": command[:_PREVIEW_CHARS] + ("…" if len(command) > _PREVIEW_CHARS else ""),
         "trigger": run.trigger_type,
-        "secrets": sorted({v.secret.secret for v in revision.execution.environment if v.secret is not None})[:64],
+        "secrets": sorted({v.secret.secret for v in revision.execution.environment if v.secret is not None})[:32],
     }
     if inputs is not None:
         preview["inputs"] = inputs[:_PREVIEW_CHARS]

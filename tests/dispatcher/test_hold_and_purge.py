@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas.artifacts import PurgeRuns
 from schemas.errors import Ql3Error
 from schemas.runs import DispatchClose, RunRelease, RunReleaseAnswer
-from schemas.tasks import RetryPolicy, Terms
+from schemas.tasks import Execution, RetryPolicy, SecretRef, Terms, Variable
 from services.dispatcher import holding, purging
 from services.dispatcher.store import holds
 from services.kit.ids import new_id
@@ -182,3 +183,21 @@ async def test_ended_attempts_are_told_again_in_the_order_of_their_ids(ledger: L
         if after is None:
             break
     assert found == sorted(told)
+
+
+async def test_a_preview_stays_within_its_bound_whatever_is_in_it(ledger: Ledger) -> None:
+    execution = Execution(
+        command=["/bin/echo", "\x01" * 5000, '"' * 5000],
+        environment=[Variable(name=f"V{n}", secret=SecretRef(secret=f"{n:02}" + "s" * 61)) for n in range(64)],
+    )
+    of = revision(terms=Terms(needs_approval=True), execution=execution)
+    await ledger.submit(of, inputs={"a": "\x02" * 9000})
+    message, _ = await ledger.database.transact(lambda tx: holding.ring(tx, ledger.revisions))
+    assert message is not None
+    assert len(msgspec.json.encode(message.requests[0].preview)) <= 8 * 1024
+
+
+async def test_inputs_that_no_offer_could_carry_are_refused(ledger: Ledger) -> None:
+    of = revision()
+    (outcome,) = await ledger.submit_orders([of], [order(of, inputs={"a": "x" * 70_000})])
+    assert (outcome.run, outcome.error) == (None, "too_large")

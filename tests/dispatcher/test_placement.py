@@ -243,3 +243,24 @@ async def test_a_large_backlog_of_many_lanes_is_served_in_one_pass(ledger: Ledge
         task = (await ledger.run(run)).task_id
         by_task[task] = by_task.get(task, 0) + 1
     assert set(by_task.values()) == {2}
+
+
+async def test_more_lanes_than_a_page_are_gone_through_page_by_page(
+    ledger: Ledger, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing, "LANES", 4)
+    stuck = Placement(required={"gpu": "yes"})
+    for number in range(11):
+        terms = Terms(placement=stuck, concurrency=[Concurrency(key=f"k{number}", limit=1)])
+        await ledger.submit(revision(terms=terms))
+    (plain,) = await ledger.submit(revision())
+    placed: list[str] = []
+    lane, passes = "", 0
+    while True:
+        found = await ledger.database.transact(lambda tx, at=lane: placing.place(tx, ledger.revisions, at))
+        placed += [item.run_id for _, message in found.offers for item in message.offers]
+        lane, passes = found.last_lane, passes + 1
+        if not found.more:
+            break
+        assert passes < 10
+    assert placed == [plain.id]

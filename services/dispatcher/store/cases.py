@@ -32,11 +32,12 @@ QUIET: Final = frozenset({"run.dispatching", "attempt.starting"})
 events are in the ledger, and the next fact's version tells that there are some."""
 
 
-def statement(sql: str, **parts: str) -> Statement:
+def statement(sql: str, *, postgresql: str | None = None, **parts: str) -> Statement:
     """A statement in which `<name>` stands for a constant part."""
     for name, part in parts.items():
         sql = sql.replace(f"<{name}>", part)
-    return Statement(sql)
+        postgresql = postgresql and postgresql.replace(f"<{name}>", part)
+    return Statement(sql, postgresql=postgresql)
 
 
 def columns(record: type[msgspec.Struct], prefix: str = "") -> str:

@@ -26,12 +26,24 @@ _LANES = Statement("""
     )
     SELECT lane FROM lanes WHERE lane IS NOT NULL LIMIT $2
 """)
+# The head of each lane, by one step into the index per run that is taken.
 _WAITING = statement(
     """
-    SELECT <c> FROM runs WHERE lane = $1 AND status = 'queued' AND cancel_requested_at_ms IS NULL
-    ORDER BY priority DESC, queued_at_ms, id LIMIT $2 {for_update_skip_locked}
+    SELECT <c> FROM json_each($1) AS l CROSS JOIN runs AS r
+    WHERE r.id IN (
+      SELECT q.id FROM runs AS q WHERE q.lane = l.value AND q.status = 'queued' AND q.cancel_requested_at_ms IS NULL
+      ORDER BY q.priority DESC, q.queued_at_ms, q.id LIMIT $2
+    )
+    ORDER BY r.lane, r.priority DESC, r.queued_at_ms, r.id
     """,
-    c=columns(RunRecord),
+    postgresql="""
+    SELECT <c> FROM jsonb_array_elements_text($1::text::jsonb) AS l (lane) CROSS JOIN LATERAL (
+      SELECT q.* FROM runs AS q WHERE q.lane = l.lane AND q.status = 'queued' AND q.cancel_requested_at_ms IS NULL
+      ORDER BY q.priority DESC, q.queued_at_ms, q.id LIMIT $2 {for_update_skip_locked}
+    ) AS r
+    ORDER BY r.lane, r.priority DESC, r.queued_at_ms, r.id
+    """,
+    c=columns(RunRecord, "r."),
 )
 _QUEUE_EXPIRED = Statement("""
     SELECT id FROM runs WHERE queue_deadline_ms IS NOT NULL AND queue_deadline_ms <= $1
@@ -137,9 +149,12 @@ async def lanes(tx: Transaction, after: str, limit: int) -> list[str]:
     return [row["lane"] for row in await tx.fetch(_LANES, after, limit)]
 
 
-async def waiting(tx: Transaction, lane: str, limit: int) -> list[RunRecord]:
-    """The head of a lane, locked; what another dispatcher holds is left out."""
-    return records(await tx.fetch(_WAITING, lane, limit), RunRecord)
+async def waiting(tx: Transaction, lanes: Iterable[str], limit: int) -> dict[str, list[RunRecord]]:
+    """The heads of lanes in their order, locked; what another dispatcher holds is left out."""
+    found: dict[str, list[RunRecord]] = {}
+    for run in records(await tx.fetch(_WAITING, json_set(lanes), limit), RunRecord):
+        found.setdefault(run.lane, []).append(run)
+    return found
 
 
 async def queue_expired(tx: Transaction, now: int, limit: int) -> list[str]:
