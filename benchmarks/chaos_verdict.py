@@ -269,7 +269,7 @@ class _Case:
             said.append("the script never came to its end")
         elif self.end.code != code or self.start.code != code:
             said.append(f"the script ended with {self.end.code}")
-        size = self.attempt["log"]["size"] if self.attempt["log"] else 0
+        size = self.attempt["log"].get("size", 0) if self.attempt["log"] else 0
         expected = SAID_BYTES if self.kind.mode == "say" else 0
         if size != expected:
             said.append(f"its log has {size} bytes, the script wrote {expected}")
