@@ -76,7 +76,7 @@ async def _write_console(config: Config, gateway: Any) -> None:
     console = await gateway.issue_console_credential()
     try:
         config.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private_json(DataFolder(config.data).console, {"url": gateway.url, **console})
+        write_private_json(DataFolder(config.data).console, {"url": gateway.local_url, **console})
     except OSError as error:  # a container without a folder to write to serves people all the same
         log.warning("console.json cannot be written", reason=error.strerror)
 

@@ -74,7 +74,7 @@ class Box:
             await self._house.start(migrating=True)
             gateway: Any = self._house.services["gateway"]
             console = await gateway.issue_console_credential()
-            write_private_json(self._folder.console, {"url": gateway.url, "nats_url": self._nats.url, **console})
+            write_private_json(self._folder.console, {"url": gateway.local_url, "nats_url": self._nats.url, **console})
             self.ready = Ready(url=gateway.url, owner_link=await gateway.issue_owner_link())
         except BaseException:
             await self._stop()

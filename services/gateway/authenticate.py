@@ -14,8 +14,9 @@ from schemas import endpoints
 from schemas.errors import Ql3Error
 from schemas.identity import LOCAL_CONSOLE, Actor, Assurance, IdentityResolve, Subject, SubjectType
 from services.gateway import credentials, sessions
+from services.gateway.peers import Peer
 from services.gateway.pepper import Pepper
-from services.gateway.settings import GatewaySettings, is_loopback
+from services.gateway.settings import GatewaySettings
 from services.gateway.store import accounts as accounts_store
 from services.gateway.store import credentials as credentials_store
 from services.gateway.throttle import Throttle
@@ -60,7 +61,7 @@ class Authenticator:
         self._cookie = sessions.SECURE_COOKIE if settings.secure else sessions.COOKIE
         self._kept: OrderedDict[bytes, tuple[Principal, int]] = OrderedDict()
 
-    async def authenticate(self, method: str, headers: Mapping[str, str], peer: str) -> Principal:
+    async def authenticate(self, method: str, headers: Mapping[str, str], peer: Peer) -> Principal:
         """The caller of a request. `headers` have lower-case names."""
         authorization = headers.get("authorization")
         if authorization is not None:
@@ -104,14 +105,14 @@ class Authenticator:
         for key in [key for key, (principal, _) in self._kept.items() if principal.id == principal_id]:
             del self._kept[key]
 
-    async def _by_credential(self, authorization: str, peer: str) -> Principal:
+    async def _by_credential(self, authorization: str, peer: Peer) -> Principal:
         scheme, _, text = authorization.partition(" ")
         presented = credentials.parse(text) if scheme.lower() == "bearer" else None
         if presented is None:
             raise self._refused(peer)
         key = hashlib.sha256(text.encode()).digest()
         kept = self._recall(key)
-        if kept is not None and (kept.actor.assurance != "local_console" or is_loopback(peer)):
+        if kept is not None and (kept.actor.assurance != "local_console" or peer.local):
             return kept
         versions = await self._database.read(lambda tx: credentials_store.versions(tx, presented.credential_id))
         now = self._clock.now_ms()
@@ -121,7 +122,7 @@ class Authenticator:
         actor = _actor(found.subject_type, found.subject_id, found.id, found.assurance, now, now, found.expires_at_ms)
         if found.assurance == "local_console":
             # Whoever reads the console's file is on this machine; the same secret from elsewhere was carried off.
-            if not is_loopback(peer) or found.subject_id != LOCAL_CONSOLE:
+            if not peer.local or found.subject_id != LOCAL_CONSOLE:
                 raise self._refused(peer)
         elif not await self._active("api_credential", found.id, actor):
             raise self._refused(peer)
@@ -164,10 +165,10 @@ class Authenticator:
         if foreign or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             raise Ql3Error("forbidden", "The request comes from another site.", field="origin")
 
-    def _refused(self, peer: str) -> Ql3Error:
+    def _refused(self, peer: Peer) -> Ql3Error:
         # A right credential is never slowed down: 256 bits are not guessed. This keeps a flood of wrong ones cheap.
         try:
-            self._throttle.attempt(f"credential:{peer}")
+            self._throttle.attempt(f"credential:{peer.address}")
         except Ql3Error as limited:
             return limited
         return Ql3Error("unauthenticated")

@@ -18,6 +18,7 @@ from services.kit.ids import new_id
 if TYPE_CHECKING:
     from services.gateway.authenticate import Principal
     from services.gateway.desk import Desk
+    from services.gateway.peers import Peer
 
 I = TypeVar("I", bound=msgspec.Struct)  # noqa: E741 - the operation's input
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -34,7 +35,7 @@ class Call(Generic[I]):
     request: Request[Any, Any, Any]
     input: I
     principal: Principal | None
-    peer: str
+    peer: Peer
     idempotency_key: str | None = None
     mutation_id: str = field(default_factory=new_id)
 

@@ -4,25 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
-from typing import Any
+from typing import Any, NamedTuple
+
+from services.gateway.settings import is_loopback
+
+
+class Peer(NamedTuple):
+    """A client's address, and whether it is on this machine."""
+
+    address: str
+    local: bool
+
 
 Networks = Sequence[IPv4Network | IPv6Network]
 
 
-def peer_of(scope: Mapping[str, Any], trusted: Networks) -> str:
-    """The client's address. `X-Forwarded-For` counts only as far as trusted proxies wrote it: anybody can send one."""
+def peer_of(scope: Mapping[str, Any], trusted: Networks) -> Peer:
+    """The client. `X-Forwarded-For` counts only as far as trusted proxies wrote it: anybody can send one.
+
+    Local is loopback, and whoever comes from the very address that it connected to.
+    """
+    address = _address(scope, trusted)
+    server = scope.get("server")
+    return Peer(address, is_loopback(address) or (server is not None and address == str(server[0])))
+
+
+def _address(scope: Mapping[str, Any], trusted: Networks) -> str:
     client = scope.get("client")
-    peer = str(client[0]) if client else "unknown"
-    if not trusted or not _within(peer, trusted):
-        return peer
+    address = str(client[0]) if client else "unknown"
+    if not trusted or not _within(address, trusted):
+        return address
     values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
     for hop in reversed([part.strip() for value in values for part in value.split(",")]):
         if not _is_address(hop):
-            return peer
-        peer = hop
+            return address
+        address = hop
         if not _within(hop, trusted):
-            return peer
-    return peer
+            return address
+    return address
 
 
 def _within(address: str, networks: Networks) -> bool:

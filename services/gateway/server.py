@@ -107,9 +107,15 @@ class HttpServer:
         """Where people reach it: as set, or the address that is listened on."""
         if self._settings.public_url:
             return self._settings.public_url.rstrip("/")
-        host = self._settings.address[0]
-        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-        return f"{'https' if self._settings.tls else 'http'}://{shown}:{self.port}"
+        scheme = "https" if self._settings.tls else "http"
+        return f"{scheme}://{_shown(self._settings.address[0])}:{self.port}"
+
+    @property
+    def local_url(self) -> str:
+        """Where programs on this machine reach it without a proxy; over TLS the name counts, so there it is `url`."""
+        if self._settings.tls:
+            return self.url
+        return f"http://{_shown(self._settings.address[0])}:{self.port}"
 
     async def start(self) -> None:
         """Binds and accepts. Raises `setup_invalid` naming the address when it is taken or not ours."""
@@ -150,6 +156,11 @@ class HttpServer:
         if self._server is not None and self._socket is not None:
             await self._server.shutdown(sockets=[self._socket])
             self._server = None
+
+
+def _shown(host: str) -> str:
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - compared, not bound
+    return everywhere.get(host, f"[{host}]" if ":" in host else host)
 
 
 async def _bind(settings: GatewaySettings) -> socket.socket:

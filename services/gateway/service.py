@@ -71,6 +71,11 @@ class GatewayService:
         """Where people reach it, once it has started."""
         return self._server.url
 
+    @property
+    def local_url(self) -> str:
+        """Where programs on this machine reach it, once it has started: the local console counts only from here."""
+        return self._server.local_url
+
     async def start(self) -> None:
         """Answers on the bus, then listens. Raises `setup_invalid` naming the address when it is taken."""
         await self._desk.policy.start()

@@ -9,7 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
+from schemas.errors import Ql3Error
 from services.gateway import totp
+from services.gateway.peers import Peer
 from services.gateway.routes import ALL
 from services.gateway.service import GatewayService
 from services.kit.config import Config
@@ -60,19 +62,16 @@ async def test_the_console_credential_counts_and_the_one_of_an_earlier_start_doe
 
 
 async def test_the_console_credential_counts_on_this_machine_only(house: House) -> None:
-    from services.gateway.settings import is_loopback
-
-    assert is_loopback("127.0.0.1")
-    assert is_loopback("::1")
-    assert is_loopback("::ffff:127.0.0.1")
-    assert not is_loopback("192.0.2.7")
-    assert not is_loopback("::ffff:192.0.2.7")
     authenticator = house.gateway._desk.authenticator
     headers = {"authorization": f"Bearer {house.console_token}"}
-    assert (await authenticator.authenticate("GET", headers, "127.0.0.1")).actor.assurance == "local_console"
+    here, elsewhere = Peer("127.0.0.1", local=True), Peer("192.0.2.7", local=False)
+    assert (await authenticator.authenticate("GET", headers, here)).actor.assurance == "local_console"
     # Kept for the next two seconds, but not for somebody elsewhere.
-    with pytest.raises(Exception, match="Sign-in is required"):
-        await authenticator.authenticate("GET", headers, "192.0.2.7")
+    with pytest.raises(Ql3Error, match="Sign-in is required"):
+        await authenticator.authenticate("GET", headers, elsewhere)
+    house.clock.advance(2_001)
+    with pytest.raises(Ql3Error, match="Sign-in is required"):
+        await authenticator.authenticate("GET", headers, elsewhere)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,28 @@ def dialect() -> str:
 def test_a_forwarded_address_counts_as_far_as_it_is_trusted(client: str, forwarded: str | None, peer: str) -> None:
     headers = [] if forwarded is None else [(b"x-forwarded-for", forwarded.encode())]
     scope = {"client": (client, 1), "headers": headers}
-    assert peer_of(scope, [ip_network("10.0.0.0/8")]) == peer
+    assert peer_of(scope, [ip_network("10.0.0.0/8")]) == (peer, False)
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "local"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("::1", "::1", True),
+        ("::ffff:127.0.0.1", "::", True),
+        ("192.0.2.1", "192.0.2.1", True),  # this machine, by its own name
+        ("192.0.2.2", "192.0.2.1", False),
+        ("::ffff:192.0.2.7", "::", False),
+    ],
+)
+def test_who_is_on_this_machine(client: str, server: str, local: bool) -> None:
+    assert peer_of({"client": (client, 1), "server": (server, 5700), "headers": []}, []) == (client, local)
+
+
+def test_a_proxy_on_this_machine_does_not_make_its_clients_local() -> None:
+    headers = [(b"x-forwarded-for", b"192.0.2.9")]
+    scope = {"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 5700), "headers": headers}
+    assert peer_of(scope, [ip_network("127.0.0.0/8")]) == ("192.0.2.9", False)
 
 
 def test_settings_name_what_is_wrong_with_them() -> None:
@@ -134,3 +155,12 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return certificate_file, key_file
+
+
+async def test_programs_on_this_machine_pass_by_the_proxy(house_for: HouseFor) -> None:
+    house = await house_for(public_url="https://ql3.example.org", listen="0.0.0.0:0")
+    assert house.gateway.url == "https://ql3.example.org"
+    assert house.gateway.local_url == f"http://127.0.0.1:{house.gateway._server.port}"
+    async with httpx.AsyncClient(base_url=house.gateway.local_url, trust_env=False) as client:
+        answer = await client.get("/api/v3/session", headers={"Authorization": f"Bearer {house.console_token}"})
+        assert answer.json()["assurance"] == "local_console"

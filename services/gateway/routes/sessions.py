@@ -109,7 +109,7 @@ def _own_session(call: Call[Nothing] | Call[FactorCode] | Call[PasswordChange]) 
 async def sign_in(call: Call[Login]) -> Answer:
     """Sign in: a new session in a cookie."""
     login = call.input
-    signed_in = await call.desk.accounts.sign_in(login.user, login.password, login.code, call.peer)
+    signed_in = await call.desk.accounts.sign_in(login.user, login.password, login.code, call.peer.address)
     await call.desk.authenticator.end_presented(call.request_headers)
     return _signed_in(call, signed_in)
 
@@ -144,7 +144,7 @@ async def change_password(call: Call[PasswordChange]) -> Nothing:
     """Change your password; your other sessions end."""
     session_id = _own_session(call)
     change = call.input
-    await call.desk.accounts.change_password(call.actor, session_id, change.current, change.new, call.peer)
+    await call.desk.accounts.change_password(call.actor, session_id, change.current, change.new, call.peer.address)
     return Nothing()
 
 
@@ -183,7 +183,7 @@ async def claim_ownership(call: Call[Claim]) -> Answer:
         user_name=claim.user,
         password=claim.password,
         display_name=claim.display_name,
-        peer=call.peer,
+        peer=call.peer.address,
     )
     await call.desk.authenticator.end_presented(call.request_headers)
     return _signed_in(call, signed_in)
@@ -193,6 +193,6 @@ async def claim_ownership(call: Call[Claim]) -> Answer:
 async def use_password_link(call: Call[Join]) -> Answer:
     """Set a password with a one-time password link, and sign in."""
     join = call.input
-    signed_in = await call.desk.accounts.use_link(join.link, join.token, join.password, call.peer)
+    signed_in = await call.desk.accounts.use_link(join.link, join.token, join.password, call.peer.address)
     await call.desk.authenticator.end_presented(call.request_headers)
     return _signed_in(call, signed_in)
