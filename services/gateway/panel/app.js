@@ -54,6 +54,16 @@ function header(page) {
   );
 }
 
+/** How many requests wait for a word, at the link that leads to them. */
+async function count() {
+  const link = top_.querySelector('a[href="#/approvals"]');
+  const page = await api.get(`/projects/${context().project}/approvals?state=pending&limit=100`).catch(() => null);
+  if (link?.isConnected && page?.items.length) {
+    const number = page.next ? "99+" : String(page.items.length);
+    link.append(h("span", { class: "badge", "aria-label": t("approval.count", { number }) }, number));
+  }
+}
+
 function switchTheme() {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   const shown = document.documentElement.dataset.theme ?? (dark ? "dark" : "light");
@@ -83,6 +93,7 @@ async function show() {
   }
   const page = location.hash.split("/")[1] || "runs";
   header(page);
+  count();
   document.title = `${t(page in PAGES && page !== "run" ? page : "runs")} · ql3`;
   fill(view, h("p", { class: "dim" }, t("loading")));
   try {

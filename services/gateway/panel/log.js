@@ -76,14 +76,16 @@ function painter(screen, sticking) {
   const decoder = new TextDecoder("utf-8");
   let waiting = "";
   let scheduled = false;
+  let ended = false;
   let style = { colour: null, bold: false };
   let lines = 0;
 
   function flush() {
     scheduled = false;
-    // A sequence that is cut at the end of a chunk waits for its rest.
-    const cut = waiting.search(/\x1b[^A-Za-z]{0,16}$/);
-    const text = cut < 0 ? waiting : waiting.slice(0, cut);
+    // A sequence or a line's end that is cut at the end of a chunk waits for its rest.
+    const cut = ended ? -1 : waiting.search(/(?:\x1b[^A-Za-z]{0,16}|\r)$/);
+    // What a carriage return overwrites (progress bars) is left out here; the whole log has it.
+    const text = (cut < 0 ? waiting : waiting.slice(0, cut)).replace(/\r+\n/g, "\n").replace(/[^\n]*\r/g, "");
     waiting = cut < 0 ? "" : waiting.slice(cut);
     if (!text) return;
     const block = document.createElement("span");
@@ -114,7 +116,7 @@ function painter(screen, sticking) {
   }
 
   function write(bytes) {
-    waiting += decoder.decode(bytes, { stream: true }).replace(/\r\n/g, "\n");
+    waiting += decoder.decode(bytes, { stream: true });
     if (!scheduled) {
       scheduled = true;
       requestAnimationFrame(flush);
@@ -124,6 +126,7 @@ function painter(screen, sticking) {
   return {
     write,
     end() {
+      ended = true;
       waiting += decoder.decode();
       flush();
     },
