@@ -9,7 +9,7 @@ from msgspec import Meta
 from schemas import limits
 from schemas.base import Message, Value, View
 from schemas.canonical import digest
-from schemas.identity import Actor
+from schemas.identity import Actor, Subject
 from schemas.ids import Digest, EnvName, Id, Millis, ProjectId, Slug
 from schemas.paging import Page
 
@@ -265,6 +265,101 @@ class TaskRunBatch(Message, frozen=True, kw_only=True, tag="tasks.run_batch/1"):
     project: ProjectId
     runs: Annotated[list[TaskRunItem], Meta(min_length=1, max_length=limits.BATCH_ITEMS)]
     trigger_type: Literal["manual", "api", "webhook"] = "api"
+
+
+class TaskFile(Value, frozen=True, kw_only=True):
+    """One task as it is kept in a file. `triggers` are all of its triggers, except webhooks, which stay as they are."""
+
+    name: Slug
+    spec: TaskSpec
+    triggers: Annotated[list[Any], Meta(max_length=32)] = []
+    enabled: bool = True
+
+
+class TasksApply(Message, frozen=True, kw_only=True, tag="tasks.apply/1"):
+    """Bring tasks to what files say, all or none; what is so already is not touched. `dry_run` only tells changes."""
+
+    actor: Actor
+    project: ProjectId
+    tasks: Annotated[list[TaskFile], Meta(min_length=1, max_length=64)]
+    dry_run: bool = False
+
+
+class Change(View, frozen=True, kw_only=True):
+    """One difference: where, what stood there (null: nothing), and what stands there then (null: nothing)."""
+
+    path: str
+    before: Any
+    after: Any
+
+
+class TaskOutcome(View, frozen=True, kw_only=True):
+    """What became of one task of a file."""
+
+    name: str
+    action: Literal["created", "changed", "unchanged"]
+    changes: list[Change]
+    warnings: list[str]
+
+
+class ApplyAnswer(Message, frozen=True, kw_only=True, tag="tasks.applied/1"):
+    """What became of each task, in the order of the question."""
+
+    items: list[TaskOutcome]
+    dry_run: bool
+
+
+class RevisionList(Message, frozen=True, kw_only=True, tag="tasks.revisions/1"):
+    """Revisions of a task, newest first."""
+
+    actor: Actor
+    project: ProjectId
+    task: str
+    page: Page = Page()
+
+
+class TaskRevision(View, frozen=True, kw_only=True):
+    """One revision: who made it and when."""
+
+    revision: int
+    digest: str
+    created_by: Subject
+    created_at_ms: int
+
+
+class RevisionPage(Message, frozen=True, kw_only=True, tag="tasks.revision_page/1"):
+    """A page of revisions."""
+
+    items: list[TaskRevision]
+    next: str | None
+
+
+class TaskDiff(Message, frozen=True, kw_only=True, tag="tasks.diff/1"):
+    """What differs between two revisions."""
+
+    actor: Actor
+    project: ProjectId
+    task: str
+    before: Annotated[int, Meta(ge=1)]
+    after: Annotated[int, Meta(ge=1)]
+
+
+class DiffAnswer(Message, frozen=True, kw_only=True, tag="tasks.differences/1"):
+    """The differences, by path; `more` says that there are others."""
+
+    changes: list[Change]
+    more: bool
+
+
+class TaskRestore(Message, frozen=True, kw_only=True, tag="tasks.restore/1"):
+    """Make a new revision with the content of an old one; `expected_revision` is compared."""
+
+    actor: Actor
+    project: ProjectId
+    task: str
+    revision: Annotated[int, Meta(ge=1)]
+    expected_revision: int
+    mutation_id: Id | None = None
 
 
 class TaskAnswer(Message, frozen=True, kw_only=True, tag="tasks.answer/1"):

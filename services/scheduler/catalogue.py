@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 import msgspec
 
@@ -11,14 +12,20 @@ from schemas.errors import Ql3Error
 from schemas.identity import PolicyDecision
 from schemas.subjects import event
 from schemas.tasks import (
+    DiffAnswer,
+    RevisionList,
+    RevisionPage,
     Task,
     TaskChanged,
     TaskCreate,
     TaskDelete,
+    TaskDiff,
     TaskEnable,
     TaskList,
     TaskPage,
     TaskRead,
+    TaskRestore,
+    TaskSpec,
     TaskUpdate,
 )
 from services.kit import audit, outbox
@@ -27,14 +34,17 @@ from services.kit.database import Database, Row, Transaction, UniqueViolation
 from services.kit.ids import new_id
 from services.scheduler import tasks as rules
 from services.scheduler import timetable, triggers
+from services.scheduler.differences import differences, plain
 from services.scheduler.parameters import check_inputs
 from services.scheduler.store import admissions as admission_store
 from services.scheduler.store import schedules
 from services.scheduler.store import tasks as store
 from services.scheduler.store import triggers as trigger_store
-from services.scheduler.views import task_view
+from services.scheduler.views import revision_view, task_view
 
 _BEFORE_ALL: Final = ""
+Work = Callable[[Transaction], Awaitable[Task]]
+"""A part of a transaction that answers the task as it stands after it."""
 
 
 class Catalogue:
@@ -46,6 +56,10 @@ class Catalogue:
 
     async def create(self, ask: TaskCreate, decision: PolicyDecision) -> Task:
         """A new task at revision 1 with its triggers. Raises `name_taken`, `mutation_conflict`, or what is wrong."""
+        return await self._mutate(self.creating(ask, decision))
+
+    def creating(self, ask: TaskCreate, decision: PolicyDecision) -> Work:
+        """The same, as a part of a transaction."""
         warnings = rules.check(ask.spec)
         specs = triggers.read_specs(ask.triggers, self._clock.now_ms())
         for trigger in specs:
@@ -93,10 +107,14 @@ class Catalogue:
             await audit.append(tx, ask.actor, "task.create", ask.project, task_id, decision, detail)
             return await self._changed(tx, ask.project, task_id, warnings)
 
-        return await self._mutate(work)
+        return work
 
     async def update(self, ask: TaskUpdate, decision: PolicyDecision) -> Task:
         """A new revision; what runs already is not touched. Raises `version_conflict` when somebody was quicker."""
+        return await self._mutate(self.updating(ask, decision))
+
+    def updating(self, ask: TaskUpdate, decision: PolicyDecision) -> Work:
+        """The same, as a part of a transaction."""
         warnings = rules.check(ask.spec)
         content = {"task": ask.task, "expected": ask.expected_revision, "spec": ask.spec}
         request = rules.request_digest("tasks.update", content)
@@ -124,10 +142,14 @@ class Catalogue:
             await audit.append(tx, ask.actor, "task.update", ask.project, row["id"], decision, detail)
             return await self._changed(tx, ask.project, row["id"], warnings)
 
-        return await self._mutate(work)
+        return work
 
     async def enable(self, ask: TaskEnable, decision: PolicyDecision) -> Task:
         """Enable or disable. A disabled task starts nothing, also what was admitted for the next second."""
+        return await self._mutate(self.enabling(ask, decision))
+
+    def enabling(self, ask: TaskEnable, decision: PolicyDecision) -> Work:
+        """The same, as a part of a transaction."""
 
         async def work(tx: Transaction) -> Task:
             now_ms = self._clock.now_ms()
@@ -146,10 +168,14 @@ class Catalogue:
             await audit.append(tx, ask.actor, action, ask.project, row["id"], decision)
             return await self._changed(tx, ask.project, row["id"], [])
 
-        return await self._mutate(work)
+        return work
 
     async def delete(self, ask: TaskDelete, decision: PolicyDecision) -> Task:
         """Take a task and its triggers out of use; its name is free again, its revisions and runs stay readable."""
+        return await self._mutate(self.deleting(ask, decision))
+
+    def deleting(self, ask: TaskDelete, decision: PolicyDecision) -> Work:
+        """The same, as a part of a transaction."""
 
         async def work(tx: Transaction) -> Task:
             now_ms = self._clock.now_ms()
@@ -164,7 +190,7 @@ class Catalogue:
             await audit.append(tx, ask.actor, "task.delete", ask.project, row["id"], decision, {"name": row["name"]})
             return await self._changed(tx, ask.project, row["id"], [])
 
-        return await self._mutate(work)
+        return work
 
     async def get(self, ask: TaskRead) -> Task:
         """One task by name or id, at its current or at a fixed revision; a deleted one by its id."""
@@ -176,13 +202,57 @@ class Catalogue:
             view = await _view(tx, row, [])
             if ask.revision is None or ask.revision == row["revision"]:
                 return view
+            spec = await _spec_at(tx, row, ask.revision, "revision")
             old = await store.at_revision(tx, row["id"], ask.revision)
-            if old is None:
-                raise Ql3Error("not_found", "The task has no such revision.", field="revision")
-            spec = rules.read_spec(old["spec"], ask.project, row["id"], ask.revision, old["content_digest"])
-            return msgspec.structs.replace(view, spec=spec, revision=ask.revision, digest=old["content_digest"])
+            digest = old["content_digest"] if old else ""
+            return msgspec.structs.replace(view, spec=spec, revision=ask.revision, digest=digest)
 
         return await self._database.read(work)
+
+    async def revisions(self, ask: RevisionList) -> RevisionPage:
+        """Revisions of a task, newest first."""
+
+        async def work(tx: Transaction) -> RevisionPage:
+            row = await store.find(tx, ask.project, ask.task)
+            if row is None:
+                raise _not_found()
+            before = _revision_cursor(ask.page.cursor)
+            rows = await store.revisions(tx, row["id"], before, ask.page.limit + 1)
+            shown = rows[: ask.page.limit]
+            more = str(shown[-1]["revision"]) if len(rows) > ask.page.limit else None
+            return RevisionPage(items=[revision_view(one) for one in shown], next=more)
+
+        return await self._database.read(work)
+
+    async def diff(self, ask: TaskDiff) -> DiffAnswer:
+        """What differs between two revisions of a task."""
+
+        async def work(tx: Transaction) -> DiffAnswer:
+            row = await store.find(tx, ask.project, ask.task)
+            if row is None:
+                raise _not_found()
+            before = await _spec_at(tx, row, ask.before, "before")
+            after = await _spec_at(tx, row, ask.after, "after")
+            changes, more = differences(plain(before), plain(after))
+            return DiffAnswer(changes=changes, more=more)
+
+        return await self._database.read(work)
+
+    async def restore(self, ask: TaskRestore, decision: PolicyDecision) -> Task:
+        """A new revision with the content of an old one."""
+
+        async def old(tx: Transaction) -> TaskSpec:
+            return await _spec_at(tx, await _find(tx, ask.project, ask.task), ask.revision, "revision")
+
+        question = TaskUpdate(
+            actor=ask.actor,
+            project=ask.project,
+            task=ask.task,
+            expected_revision=ask.expected_revision,
+            spec=await self._database.read(old),
+            mutation_id=ask.mutation_id,
+        )
+        return await self.update(question, decision)
 
     async def list(self, ask: TaskList) -> TaskPage:
         """Tasks by name, all or those of a folder or with a label (`name=value`)."""
@@ -222,7 +292,7 @@ class Catalogue:
         await outbox.fact(tx, event("task", project, task_id, "changed"), fact)
         return await _view(tx, row, warnings)
 
-    async def _mutate(self, work: Any) -> Task:
+    async def _mutate(self, work: Work) -> Task:
         try:
             return await self._database.transact(work)
         except UniqueViolation:
@@ -242,6 +312,21 @@ async def _find(tx: Transaction, project: str, task: str) -> Row:
     if row is None or row["deleted"]:
         raise _not_found()
     return row
+
+
+async def _spec_at(tx: Transaction, row: Row, revision: int, field: str) -> TaskSpec:
+    old = await store.at_revision(tx, row["id"], revision)
+    if old is None:
+        raise Ql3Error("not_found", "The task has no such revision.", field=field)
+    return rules.read_spec(old["spec"], row["project"], row["id"], revision, old["content_digest"])
+
+
+def _revision_cursor(cursor: str | None) -> int:
+    if cursor is None:
+        return 2**53
+    if not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 17):
+        raise Ql3Error("invalid", "The cursor is not one of ours.", field="page.cursor")
+    return int(cursor)
 
 
 async def _view(tx: Transaction, row: Row, warnings: list[str]) -> Task:

@@ -10,11 +10,15 @@ from schemas.endpoints import (
     HEALTH,
     RUNS_CANCEL,
     RUNS_SUBMIT,
+    TASKS_APPLY,
     TASKS_CREATE,
     TASKS_DELETE,
+    TASKS_DIFF,
     TASKS_ENABLE,
     TASKS_GET,
     TASKS_LIST,
+    TASKS_RESTORE,
+    TASKS_REVISIONS,
     TASKS_RUN,
     TASKS_RUN_BATCH,
     TASKS_UPDATE,
@@ -33,15 +37,22 @@ from schemas.identity import Actor, PolicyChanged, PolicyDecision
 from schemas.runs import RUN_TERMINAL, RunAnswer, RunBatchAnswer, RunCancel, SubmitAnswer, SubmitRuns
 from schemas.system import FeedPage, FeedRead, HealthRead
 from schemas.tasks import (
+    ApplyAnswer,
+    DiffAnswer,
+    RevisionList,
+    RevisionPage,
     TaskAnswer,
     TaskCreate,
     TaskDelete,
+    TaskDiff,
     TaskEnable,
     TaskList,
     TaskPage,
     TaskRead,
+    TaskRestore,
     TaskRun,
     TaskRunBatch,
+    TasksApply,
     TaskUpdate,
 )
 from schemas.triggers import (
@@ -73,6 +84,7 @@ from services.scheduler import running
 from services.scheduler.admissions import SENDER
 from services.scheduler.catalogue import Catalogue
 from services.scheduler.executions import Executions
+from services.scheduler.files import Files
 from services.scheduler.loops import SLEEP_S, AdmissionLoop, PruneLoop, RingLoop
 from services.scheduler.occasions import BootLoop, ChainLoop, Occasions
 from services.scheduler.projects import Projects, scheduler_actor
@@ -105,6 +117,7 @@ class SchedulerService:
         self._projects = Projects(self._may_start)
         self._catalogue = Catalogue(database, clock)
         self._timetable = Timetable(database, clock)
+        self._files = Files(database, clock, self._catalogue, self._timetable)
         self._submitter = Submitter(database, clock, executions, self._submit)
         self._desk = RunDesk(database, clock, executions, self._submitter)
         self._occasions = Occasions(database, clock, executions, self._projects, self._submitter)
@@ -146,6 +159,10 @@ class SchedulerService:
                 Route(TASKS_LIST, self._list_tasks),
                 Route(TASKS_RUN, self._run_task, concurrency=limits.BATCH_ITEMS),
                 Route(TASKS_RUN_BATCH, self._run_tasks),
+                Route(TASKS_APPLY, self._apply),
+                Route(TASKS_REVISIONS, self._list_revisions),
+                Route(TASKS_DIFF, self._diff),
+                Route(TASKS_RESTORE, self._restore_task),
                 Route(TRIGGERS_CREATE, self._create_trigger),
                 Route(TRIGGERS_UPDATE, self._update_trigger),
                 Route(TRIGGERS_ENABLE, self._enable_trigger),
@@ -255,6 +272,23 @@ class SchedulerService:
     async def _list_tasks(self, ask: TaskList, _caller: Caller) -> TaskPage:
         await self._policy.require(ask.actor, ask.project, "task.read")
         return await self._catalogue.list(ask)
+
+    async def _apply(self, ask: TasksApply, _caller: Caller) -> ApplyAnswer:
+        await self._policy.require(ask.actor, ask.project, "task.create")
+        decision = await self._policy.require(ask.actor, ask.project, "task.update")
+        return await self._files.apply(ask, decision)
+
+    async def _list_revisions(self, ask: RevisionList, _caller: Caller) -> RevisionPage:
+        await self._policy.require(ask.actor, ask.project, "task.read")
+        return await self._catalogue.revisions(ask)
+
+    async def _diff(self, ask: TaskDiff, _caller: Caller) -> DiffAnswer:
+        await self._policy.require(ask.actor, ask.project, "task.read")
+        return await self._catalogue.diff(ask)
+
+    async def _restore_task(self, ask: TaskRestore, _caller: Caller) -> TaskAnswer:
+        decision = await self._about_task(ask.actor, ask.project, ask.task, "task.update")
+        return TaskAnswer(task=await self._catalogue.restore(ask, decision))
 
     async def _about_task(self, actor: Actor, project: str, task: str, permission: str) -> PolicyDecision:
         # Whoever may not read must not learn from the error whether the task is there.

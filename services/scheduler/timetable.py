@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -47,6 +47,8 @@ CHAIN_BELL: Final = "chains"
 """The name of the database's bell that wakes the loop of tasks that follow others."""
 TRIGGERS_PER_TASK: Final = 32
 _BEFORE_ALL: Final = ""
+Work = Callable[[Transaction], Awaitable[Trigger]]
+"""A part of a transaction that answers the trigger as it stands after it."""
 _AFTER_ALL: Final = "g"
 
 
@@ -241,6 +243,10 @@ class Timetable:
 
     async def create(self, ask: TriggerCreate, decision: PolicyDecision) -> Trigger:
         """Add a trigger to a task."""
+        return await self._mutate(self.creating(ask, decision))
+
+    def creating(self, ask: TriggerCreate, decision: PolicyDecision) -> Work:
+        """The same, as a part of a transaction."""
         spec = rules.check(ask.spec, self._clock.now_ms())
         rules.spec_text(spec)
         request = request_digest("triggers.create", {"project": ask.project, "task": ask.task, "spec": spec})
@@ -275,10 +281,14 @@ class Timetable:
             )
             return await _view(tx, ask.project, trigger_id)
 
-        return await self._mutate(work)
+        return work
 
     async def update(self, ask: TriggerUpdate, decision: PolicyDecision) -> Trigger:
         """A new revision. Its next instant is strictly after the edit and after what was admitted."""
+        return await self._mutate(self.updating(ask, decision))
+
+    def updating(self, ask: TriggerUpdate, decision: PolicyDecision) -> Work:
+        """The same, as a part of a transaction."""
         spec = rules.check(ask.spec, self._clock.now_ms())
         text = rules.spec_text(spec)
         content = {"trigger": ask.trigger, "expected": ask.expected_revision, "spec": spec}
@@ -333,7 +343,7 @@ class Timetable:
             )
             return await _view(tx, ask.project, ask.trigger)
 
-        return await self._mutate(work)
+        return work
 
     async def _close(self, tx: Transaction, schedule: Row, now_ms: int) -> None:
         """The old revision's calendar ends: what it missed while it was stopped is counted."""
@@ -346,6 +356,10 @@ class Timetable:
 
     async def enable(self, ask: TriggerEnable, decision: PolicyDecision) -> Trigger:
         """Enable or disable; what is disabled within the second before its start does not start."""
+        return await self._mutate(self.enabling(ask, decision))
+
+    def enabling(self, ask: TriggerEnable, decision: PolicyDecision) -> Work:
+        """The same, as a part of a transaction."""
 
         async def work(tx: Transaction) -> Trigger:
             now_ms = self._clock.now_ms()
@@ -363,10 +377,14 @@ class Timetable:
                 await audit.append(tx, ask.actor, action, ask.project, ask.trigger, decision)
             return await _view(tx, ask.project, ask.trigger)
 
-        return await self._mutate(work)
+        return work
 
     async def delete(self, ask: TriggerDelete, decision: PolicyDecision) -> Trigger:
         """Take a trigger out of use. Its revisions, admissions and missed fires stay."""
+        return await self._mutate(self.deleting(ask, decision))
+
+    def deleting(self, ask: TriggerDelete, decision: PolicyDecision) -> Work:
+        """The same, as a part of a transaction."""
 
         async def work(tx: Transaction) -> Trigger:
             now_ms = self._clock.now_ms()
@@ -379,7 +397,7 @@ class Timetable:
             await audit.append(tx, ask.actor, "trigger.delete", ask.project, ask.trigger, decision)
             return msgspec.structs.replace(before, enabled=False, next_fire_at_ms=None, version=before.version + 1)
 
-        return await self._mutate(work)
+        return work
 
     async def rotate(self, ask: WebhookRotate, decision: PolicyDecision) -> Trigger:
         """Give a webhook another secret."""
@@ -419,7 +437,7 @@ class Timetable:
 
         return await self._database.read(work)
 
-    async def _mutate(self, work: Any) -> Trigger:
+    async def _mutate(self, work: Work) -> Trigger:
         try:
             return await self._database.transact(work)
         except UniqueViolation:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from schemas.tasks import Task
+from schemas.identity import Subject
+from schemas.tasks import Task, TaskRevision
 from schemas.triggers import MissedFire, Trigger, TriggerSpec
 from services.kit.database import Row
 from services.scheduler import tasks as rules
@@ -27,6 +28,16 @@ def task_view(row: Row, triggers: list[Row], warnings: list[str] | None = None) 
         updated_at_ms=row["updated_at_ms"],
         triggers=[trigger_view(trigger) for trigger in triggers],
         warnings=warnings or [],
+    )
+
+
+def revision_view(row: Row) -> TaskRevision:
+    """Who made a revision, and when."""
+    return TaskRevision(
+        revision=row["revision"],
+        digest=row["content_digest"],
+        created_by=Subject(type=row["created_by_type"], id=row["created_by_id"]),
+        created_at_ms=row["created_at_ms"],
     )
 
 

@@ -56,6 +56,10 @@ _FIND_MANY = Statement(f"""
     WHERE t.project = $1 AND t.deleted = 0 AND (t.name {{in:$2}} OR t.id {{in:$2}})
 """)  # noqa: S608
 _AT_REVISION = Statement("SELECT spec, content_digest FROM task_revisions WHERE task_id = $1 AND revision = $2")
+_REVISIONS = Statement("""
+    SELECT revision, content_digest, created_by_type, created_by_id, created_at_ms FROM task_revisions
+    WHERE task_id = $1 AND revision < $2 ORDER BY revision DESC LIMIT $3
+""")
 _LOCK = Statement("SELECT id, revision, version, enabled, deleted FROM task_definitions WHERE id = $1 {for_update}")
 _BY_MUTATION = Statement("""
     SELECT r.task_id, r.revision, r.request_digest, t.project FROM task_revisions r
@@ -167,6 +171,11 @@ async def find_many(tx: Transaction, project: str, tasks: list[str]) -> list[Row
 async def at_revision(tx: Transaction, task_id: str, revision: int) -> Row | None:
     """The specification of one revision."""
     return await tx.fetch_one(_AT_REVISION, task_id, revision)
+
+
+async def revisions(tx: Transaction, task_id: str, before: int, limit: int) -> list[Row]:
+    """Revisions below `before`, newest first."""
+    return await tx.fetch(_REVISIONS, task_id, before, limit)
 
 
 async def lock(tx: Transaction, task_id: str) -> Row | None:
