@@ -60,6 +60,8 @@ class Holdings:
         """Takes an attempt back that was not handed to the host yet; set by the intake."""
         self.released: Callable[[Held], None] = lambda _: None
         """Called when nothing of an attempt can run any more."""
+        self.ready: Callable[[], None] = lambda: None
+        """Called when a host is there."""
         self.clear: Callable[[list[str]], Awaitable[None]] = _nothing_to_clear
         """Ends what attempts may have outside any process tree (containers)."""
         self.host = HostLink(directories.host, directories.logs, on_hello=self._hello, on_news=self._news)
@@ -188,8 +190,12 @@ class Holdings:
         self.kill([(name, reason, None) for name in self.held])
 
     def spawn(self, items: list[dict[str, Any]]) -> None:
-        """Hand attempts to the host."""
-        self.host.send({"op": "spawn", "items": items})
+        """Hand attempts to the host; what there is no host for is not started."""
+        for item in items:
+            self.held[item["attempt"]].host = self.host_name
+        for item in self.host.send_items("spawn", items):
+            held = self.held[item["attempt"]]
+            self.not_started(held, "not_started", "The worker had no process host.")
 
     def not_started(self, held: Held, code: str, summary: str) -> None:
         """The end of an attempt that will not be started."""
@@ -215,6 +221,7 @@ class Holdings:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         self.logs.tell_host()
+        self.ready()
         for held in found.running:
             if held.stop_reason is not None:
                 self.kill([(held.attempt_id, held.stop_reason, None)])

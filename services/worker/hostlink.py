@@ -20,6 +20,8 @@ from services.worker.launch import start_host
 
 CONNECT_TRIES: Final = 5
 HELLO_S: Final = 10.0
+MESSAGE_BYTES: Final = wire.MAX_FRAME // 2
+"""Above this, items go into another message; one item alone is far smaller."""
 BACKOFF_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 
@@ -135,14 +137,34 @@ class HostLink:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(process.wait, 0.5)
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send one message, if there is a host."""
-        if self._transport is None:
-            return
-        body = self._encoder.encode(message)
+    def send(self, message: dict[str, Any]) -> bool:
+        """Send one message; False if there is no host. What was sent may still be lost with the connection."""
+        return self._write(self._encoder.encode(message))
+
+    def send_items(self, op: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Send items in as many messages as their size asks for; answers those that there was no host for."""
+        head, tail = b'{"op":' + self._encoder.encode(op) + b',"items":[', b"]}"
+        parts: list[bytes] = []
+        size = first = 0
+        for index, item in enumerate(items):
+            part = self._encoder.encode(item)
+            if parts and size + len(part) > MESSAGE_BYTES:
+                if not self._write(head + b",".join(parts) + tail):
+                    return items[first:]
+                parts, size, first = [], 0, index
+            parts.append(part)
+            size += len(part) + 1
+        if parts and not self._write(head + b",".join(parts) + tail):
+            return items[first:]
+        return []
+
+    def _write(self, body: bytes) -> bool:
+        if self._transport is None or self._transport.is_closing():
+            return False
         if len(body) > wire.MAX_FRAME:
             raise ValueError("a message for the process host is too large")
         self._transport.write(struct.pack(">I", len(body)) + body)
+        return True
 
     async def _keep(self) -> None:
         pause_s = BACKOFF_S

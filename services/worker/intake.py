@@ -71,6 +71,7 @@ class Intake:
         self._ask = ask
         self._extras = extras
         holdings.withdraw = self._withdraw
+        holdings.ready = lambda: self.loop.ring()
         self._waiting: dict[str, Held] = {}
         self._directories: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,7 +116,7 @@ class Intake:
 
     async def _step(self) -> bool | float | None:
         fence = self._fence()
-        if fence is None or not self._waiting:
+        if fence is None or not self._waiting or not self._holdings.host.connected:
             return None
         now_ms = self._clock.now_ms()
         ready: list[Held] = []

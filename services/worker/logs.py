@@ -86,7 +86,7 @@ class Logs:
         directory: Path,
         store: Path,
         held: Callable[[str], Held | None],
-        follow: Callable[[list[str]], None],
+        follow: Callable[[list[str]], object],
         send: SendChunk,
     ) -> None:
         self._directory = directory

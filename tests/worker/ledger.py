@@ -124,6 +124,11 @@ class Ledger:
         stop = StopItem(attempt_id=attempt, dispatch_id=new_id(), lease_generation=1, reason=reason, grace_ms=grace_ms)
         await self.bus.publish(subjects.to_worker(WORKER, "cancel"), CancelAttempts(worker=WORKER, stops=[stop]))
 
+    def forget(self) -> None:
+        """As if no report had come yet."""
+        self.reports.items.clear()
+        self._seen.clear()
+
     def item(self, attempt: str) -> OfferItem:
         return self._offered[attempt]
 

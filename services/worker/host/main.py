@@ -19,6 +19,7 @@ from services.worker.host.receipts import Receipts
 from services.worker.host.wire import SOCKET_NAME, open_directory, socket_address
 
 ALREADY: Final = 75
+SWITCH_S: Final = 0.001
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -44,6 +45,8 @@ def main() -> int:
     listener.bind(socket_address(directory_fd))
     listener.listen(4)
     host = Host(listen_fd=listener.detach(), logs_fd=open_directory(logs), receipts=Receipts(f"{directory}/receipts"))
+    # The syncer's thread has many short steps between its waits for the disk; it must not stand in line for 5 ms each.
+    sys.setswitchinterval(SWITCH_S)
     _take_signals(host)
     os.chdir("/")
     print("ready", flush=True)

@@ -80,6 +80,12 @@ class Pump:
         """The digest of the file, or None for large output, whose digest is taken from the file."""
         return None if self._wide else self._hash.hexdigest()
 
+    def begin_sync(self) -> None:
+        """Begin to write the file's bytes to disk, without waiting."""
+        if self.file >= 0:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self.file, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def sync(self) -> None:
         """Make the file's bytes durable; its name needs a sync of the directory too. Raises OSError."""
         if self.file >= 0:

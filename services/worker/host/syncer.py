@@ -115,6 +115,10 @@ class Syncer:
 
     def _durable_logs(self, ends: list[End]) -> list[Receipt]:
         named = False
+        if len(ends) > 1:
+            for end in ends:
+                # Have all of them written at once; the syncs one by one then find little left to do.
+                end.pump.begin_sync()
         for end in ends:
             log = end.facts["log"]
             try:
