@@ -143,12 +143,14 @@ class Accounts:
         factor = await self._database.read(lambda tx: store.second_factor(tx, actor.id))
         return factor is not None and factor.confirmed
 
-    async def enrol(self, actor: Actor) -> str:
+    async def enrol(self, actor: Actor, password: str, peer: str) -> str:
         """A new second factor, to be confirmed with a code of it; its `otpauth://` address is shown once.
 
-        Raises `conflict` when one is confirmed already.
+        The password is asked for again: a session that was left open must not be enough to become a stronger one.
+        Raises `forbidden` for a wrong password, and `conflict` when a factor is confirmed already.
         """
         user_name = _user_name(actor)
+        await self._prove_password(user_name, password, peer, field="password")
         secret = totp.new_secret()
         sealed = self._pepper.seal("totp", secret, user_name)
 
@@ -170,7 +172,7 @@ class Accounts:
             self._throttle.undo(account)
             raise Ql3Error("not_found", "No second factor is set.")
         if not await self._use_code(user_name, factor, code):
-            raise Ql3Error("unauthenticated", "The code is wrong or was used before.", field="code")
+            raise Ql3Error("forbidden", "The code is wrong or was used before.", field="code")
         self._throttle.clear(account)
 
         async def raise_assurance(tx: Transaction) -> None:
@@ -189,7 +191,7 @@ class Accounts:
         self._throttle.attempt(account)
         factor = await self._database.read(lambda tx: store.second_factor(tx, user_name))
         if factor is not None and not await self._use_code(user_name, factor, code):
-            raise Ql3Error("unauthenticated", "The code is wrong or was used before.", field="code")
+            raise Ql3Error("forbidden", "The code is wrong or was used before.", field="code")
         self._throttle.clear(account)
 
         async def remove(tx: Transaction) -> None:
@@ -202,12 +204,7 @@ class Accounts:
         """Another password; every other session of the person ends."""
         user_name = _user_name(actor)
         refuse_weak(new, user_name)
-        self._throttle.attempt(f"address:{peer}", f"account:{user_name}")
-        kept = await self._database.read(lambda tx: store.password(tx, user_name))
-        if not await self._passwords.matches(kept, current):
-            raise Ql3Error("unauthenticated", "The present password is wrong.", field="current")
-        self._throttle.undo(f"address:{peer}")
-        self._throttle.clear(f"account:{user_name}")
+        await self._prove_password(user_name, current, peer, field="current")
         hashed = await self._passwords.hash(new)
 
         async def change(tx: Transaction) -> None:
@@ -298,6 +295,16 @@ class Accounts:
     async def forget_password(self, user_name: str, hashed: str) -> None:
         """Takes back a first password that came to nothing."""
         await self._database.transact(lambda tx: store.drop_password(tx, user_name, hashed))
+
+    async def _prove_password(self, user_name: str, password: str, peer: str, *, field: str) -> None:
+        address, account = f"address:{peer}", f"account:{user_name}"
+        self._throttle.attempt(address, account)
+        kept = await self._database.read(lambda tx: store.password(tx, user_name))
+        if not await self._passwords.matches(kept, password):
+            await self._refused(user_name, peer, "password")
+            raise Ql3Error("forbidden", "The password is wrong.", field=field)
+        self._throttle.undo(address)
+        self._throttle.clear(account)
 
     async def _use_code(self, user_name: str, factor: store.SecondFactor, code: str) -> bool:
         secret = self._pepper.open("totp", factor.sealed, user_name)

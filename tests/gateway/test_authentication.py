@@ -324,7 +324,7 @@ async def test_refused_sign_ins_are_in_the_ledger(house: House) -> None:
 
 async def test_a_second_factor_is_asked_for_and_each_code_is_good_for_once(house: House) -> None:
     owner = await house.owner()
-    uri = (await owner.post("/api/v3/session/totp")).json()["uri"]
+    uri = (await owner.post("/api/v3/session/totp", json={"password": PASSWORD})).json()["uri"]
     secret = base64.b32decode(parse_qs(urlsplit(uri).query)["secret"][0] + "=" * 0)
     now = totp.code_at(secret, house.clock.now_ms() // 1000 // 30)
     assert (await owner.post("/api/v3/session/confirm", json={"code": now})).status_code == 200
@@ -403,7 +403,7 @@ async def test_an_eleventh_session_ends_the_oldest(house: House) -> None:
 
 async def test_a_second_factor_is_removed_with_a_code_of_it(house: House) -> None:
     owner = await house.owner()
-    uri = (await owner.post("/api/v3/session/totp")).json()["uri"]
+    uri = (await owner.post("/api/v3/session/totp", json={"password": PASSWORD})).json()["uri"]
     secret = base64.b32decode(parse_qs(urlsplit(uri).query)["secret"][0])
 
     def code() -> str:
@@ -412,10 +412,10 @@ async def test_a_second_factor_is_removed_with_a_code_of_it(house: House) -> Non
 
     await owner.post("/api/v3/session/confirm", json={"code": code()})
     assert (await owner.get("/api/v3/session")).json()["second_factor"] is True
-    again = await owner.post("/api/v3/session/totp")
+    again = await owner.post("/api/v3/session/totp", json={"password": PASSWORD})
     assert again.json()["code"] == "conflict"
     wrong = await owner.request("DELETE", "/api/v3/session/totp", json={"code": "000000"})
-    assert wrong.status_code == 401
+    assert (wrong.status_code, wrong.json()["field"]) == (403, "code")
     assert (await owner.request("DELETE", "/api/v3/session/totp", json={"code": code()})).status_code == 200
     answer = await house.client().post("/api/v3/session", json={"user": USER, "password": PASSWORD})
     assert answer.json()["assurance"] == "single_factor"
@@ -449,3 +449,10 @@ async def test_replicas_with_the_same_key_know_the_same_people(house: House, bus
         assert (await program.get("/api/v3/session")).status_code == 401
     finally:
         await second.stop()
+
+
+async def test_an_open_session_alone_does_not_become_a_stronger_one(house: House) -> None:
+    owner = await house.owner()
+    answer = await owner.post("/api/v3/session/totp", json={"password": "found it open"})
+    assert (answer.status_code, answer.json()["field"]) == (403, "password")
+    assert (await owner.post("/api/v3/session/totp")).json()["code"] == "invalid"

@@ -118,20 +118,27 @@ export async function accountView({ view, me }) {
 
 function factor() {
   const box = h("div");
-  fill(box, action(t("factor.begin"), async () => fill(box, await enrolment(() => fill(box, h("p", {}, t("factor.done")))))));
+  const done = () => fill(box, h("p", {}, t("factor.done")));
+  fill(box, h("button", { type: "button", onclick: () => fill(box, enrolment(done)) }, t("factor.begin")));
   return box;
 }
 
-/** A new second factor: its key, and the code that confirms it. */
-async function enrolment(done) {
-  const { uri } = await api.post("/session/totp");
-  const code = codeInput();
-  const confirm = form([field(t("code"), code)], t("confirm"), async () => {
-    await api.post("/session/confirm", { code: code.value });
-    await done();
+/** A new second factor: the password once more, its key, and the code that confirms it. */
+function enrolment(done) {
+  const box = h("div");
+  const password = passwordInput();
+  const ask = form([field(t("password"), password, t("factor.password"))], t("factor.next"), async () => {
+    const { uri } = await api.post("/session/totp", { password: password.value });
+    const code = codeInput();
+    const confirm = form([field(t("code"), code)], t("confirm"), async () => {
+      await api.post("/session/confirm", { code: code.value });
+      await done();
+    });
+    const key = new URL(uri).searchParams.get("secret");
+    fill(box, h("p", {}, t("factor.add")), h("code", { class: "token" }, key), h("p", {}, h("a", { href: uri }, t("factor.open"))), confirm);
   });
-  const key = new URL(uri).searchParams.get("secret");
-  return h("div", {}, h("p", {}, t("factor.add")), h("code", { class: "token" }, key), h("p", {}, h("a", { href: uri }, t("factor.open"))), confirm);
+  fill(box, ask);
+  return box;
 }
 
 /**
@@ -166,8 +173,7 @@ async function prove() {
         asked.querySelector(".row").append(cancel);
         fill(dialog, h("h2", {}, t("factor")), h("p", {}, t("factor.why")), asked);
       } else {
-        const begin = action(t("factor.begin"), async () => fill(dialog, h("h2", {}, t("factor")), await enrolment(proven)), { class: "main" });
-        fill(dialog, h("h2", {}, t("factor")), h("p", {}, t("factor.first")), h("div", { class: "row" }, begin, cancel));
+        fill(dialog, h("h2", {}, t("factor")), h("p", {}, t("factor.first")), enrolment(proven), cancel);
       }
       dialog.showModal();
     });

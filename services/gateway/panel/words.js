@@ -123,6 +123,8 @@ const WORDS = {
   factor: ["Second factor", "第二因素"],
   "factor.begin": ["Set up a second factor", "设置第二因素"],
   "factor.add": ["Add this key to your authenticator application, then enter a code of it.", "把此密钥添加到验证器应用，然后输入验证码。"],
+  "factor.password": ["Once more, so that nobody else can do this.", "再次输入，以防他人操作。"],
+  "factor.next": ["Continue", "继续"],
   "factor.open": ["Open it in an application on this device", "在本设备的应用中打开"],
   "factor.why": ["This needs proof that it is you, now.", "此操作需要立即确认您的身份。"],
   "factor.first": [

@@ -59,6 +59,12 @@ class PasswordChange(Value, frozen=True, kw_only=True):
     new: Password
 
 
+class Proof(Value, frozen=True, kw_only=True):
+    """Your password, once more."""
+
+    password: Password
+
+
 class FactorCode(Value, frozen=True, kw_only=True):
     """A code of the second factor."""
 
@@ -99,7 +105,7 @@ def _signed_in(call: Call[Login] | Call[Claim] | Call[Join], signed_in: SignedIn
     return Answer(body=who, headers={"Set-Cookie": cookie})
 
 
-def _own_session(call: Call[Nothing] | Call[FactorCode] | Call[PasswordChange]) -> str:
+def _own_session(call: Call[Nothing] | Call[Proof] | Call[FactorCode] | Call[PasswordChange]) -> str:
     if call.principal is None or call.principal.kind != "session":
         raise Ql3Error("forbidden", "This is for people who signed in with a password.")
     return call.principal.id
@@ -148,11 +154,11 @@ async def change_password(call: Call[PasswordChange]) -> Nothing:
     return Nothing()
 
 
-@operations.post("/session/totp", Nothing, Enrolled, keep="no")
-async def enrol_factor(call: Call[Nothing]) -> Enrolled:
+@operations.post("/session/totp", Proof, Enrolled, body_bytes=SIGN_IN_BYTES, keep="no")
+async def enrol_factor(call: Call[Proof]) -> Enrolled:
     """Begin a second factor; it counts once a code of it was confirmed."""
     _own_session(call)
-    return Enrolled(uri=await call.desk.accounts.enrol(call.actor))
+    return Enrolled(uri=await call.desk.accounts.enrol(call.actor, call.input.password, call.peer.address))
 
 
 @operations.post("/session/confirm", FactorCode, Nothing, body_bytes=SIGN_IN_BYTES, keep="no")
