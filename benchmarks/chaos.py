@@ -31,7 +31,7 @@ import httpx
 
 from benchmarks.chaos_ground import RECORDER, Ground
 from benchmarks.chaos_plan import KINDS, QUICK_RUNS, RUNS, Fault, Kind, Plan, Submission, plan
-from benchmarks.chaos_verdict import Done, Ledger, Violation, count, judge, read_records
+from benchmarks.chaos_verdict import UNTRIED, Done, Ledger, Violation, count, judge, read_records
 from schemas.runs import RUN_TERMINAL
 from tests.fixtures_database import postgres_server
 
@@ -103,7 +103,7 @@ def check(made: Plan, folder: Path) -> tuple[dict[str, Any], list[Violation]]:
         "starts_recorded": len(starts),
         "ends_recorded": len(ends),
         "not_started": sum(
-            attempt["status"] == "failed" and attempt["error_code"] in ("not_started", "start_window_passed")
+            attempt["status"] == "failed" and attempt["error_code"] in UNTRIED
             for rows in ledger.attempts.values()
             for attempt in rows
         ),

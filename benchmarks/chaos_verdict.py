@@ -49,6 +49,8 @@ class Violation(NamedTuple):
     detail: str
 
 
+UNTRIED: Final = frozenset({"not_started", "start_window_passed"})
+"""Codes of attempts that were granted and never started: they count for nothing, and another one has to follow."""
 RULES: Final = ("lost_run", "started_twice", "without_end", "contradiction")
 
 
@@ -185,8 +187,9 @@ def _judge_run(
     numbers = [attempt["attempt"] for attempt in attempts]
     if numbers != list(range(1, len(numbers) + 1)) or run["attempt"] != len(numbers):
         said.append(f"attempts are numbered {numbers}, the run says {run['attempt']}")
-    if len(attempts) > kind.max_attempts:
-        said.append(f"{len(attempts)} attempts where {kind.max_attempts} are allowed")
+    tried = [attempt for attempt in attempts if attempt["error_code"] not in UNTRIED]
+    if len(tried) > kind.max_attempts:
+        said.append(f"{len(tried)} attempts where {kind.max_attempts} are allowed")
     for attempt in attempts[:-1]:
         if not _repeatable(attempt, kind):
             said.append(f"attempt {attempt['attempt']} ended {attempt['status']} and was followed by another")
@@ -202,8 +205,8 @@ def _judge_run(
         said.append(f"the run is {status}, its last attempt {last and last['status']}")
     elif status in ("succeeded", "failed") and not last["late_receipt"] and run["exit_code"] != last["exit_code"]:
         said.append(f"the run's exit code is {run['exit_code']}, its attempt's {last['exit_code']}")
-    elif status in ("failed", "timed_out") and len(attempts) < kind.max_attempts and _repeatable(last, kind):
-        said.append(f"{status} after attempt {len(attempts)} of {kind.max_attempts}, {last['status']}")
+    elif status in ("failed", "timed_out") and len(tried) < kind.max_attempts and _repeatable(last, kind):
+        said.append(f"{status} after attempt {len(tried)} of {kind.max_attempts}, {last['status']}")
     if status == "cancelled" and run["id"] not in done.cancels:
         said.append("cancelled, though nobody asked")
     return [Violation("contradiction", run["id"], None, text) for text in said]

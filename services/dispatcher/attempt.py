@@ -26,6 +26,9 @@ from services.dispatcher.records import (
 from services.dispatcher.run import end
 
 WORKER_LOST: Final = "worker_lost"
+UNTRIED: Final = frozenset({"not_started", "start_window_passed"})
+"""Codes of an attempt whose worker was restarted or stood still between the barrier and the spawn. Nothing ran, and the
+task has no part in it; other codes (a full disk, secrets that could not be had) tell what would happen again."""
 START_MARGIN_MS: Final = 5_000
 
 
@@ -185,6 +188,8 @@ def _failed_to_start(case: Case, body: ReportBody, code: str, now: int, chance: 
         case = _close(case, "cancelled", body, code, None, now, now, worker)
         return end(case, "cancelled", now, error_code=code)
     case = _close(case, "failed", body, code, body.error_summary, now, now, worker)
+    if body.kind == "not_started" and code in UNTRIED:
+        return retry.untried(case, now, error_code=code, summary=body.error_summary)
     return retry.decide(case, "failed", now, chance, error_code=code, summary=body.error_summary)
 
 

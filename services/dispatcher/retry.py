@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
+from schemas import limits
 from services.dispatcher.records import Case, Event, PolicyRecord, move_run
 from services.dispatcher.run import end
 
 Outcome = Literal["failed", "timed_out", "lost"]
+UNTRIED_PAUSE_MS: Final = 500
+UNTRIED_PAUSE_MAX_MS: Final = 60_000
 
 
 def allows(policy: PolicyRecord | None, attempt: int, outcome: Outcome) -> bool:
@@ -55,11 +58,48 @@ def decide(
     policy = case.policy
     assert policy is not None
     at = now + delay_ms(policy, run.attempt, chance)
+    return _wait(case, policy, outcome, at, error_code=error_code, summary=summary, exit_code=exit_code)
+
+
+def untried(case: Case, now: int, *, error_code: str, summary: str | None) -> Case:
+    """The run after an attempt that was granted and, as its worker proves, never started: it has another one.
+
+    Nothing was tried, so nothing counts: the policy allows one attempt more, up to what a run may have at all.
+    """
+    run = case.run
+    if run.attempt >= limits.MAX_ATTEMPTS:
+        return end(case, "failed", now, error_code=error_code, summary=summary)
+    policy = case.policy or PolicyRecord(
+        run_id=run.id,
+        max_attempts=1,
+        retry_on="",
+        safety="unknown",
+        backoff_base_ms=0,
+        backoff_max_ms=0,
+        jitter_percent=0,
+    )
+    policy = replace(policy, max_attempts=min(limits.MAX_ATTEMPTS, policy.max_attempts + 1))
+    # Doubling, so that a worker that cannot start anything is not asked again at once and for ever.
+    at = now + min(UNTRIED_PAUSE_MAX_MS, UNTRIED_PAUSE_MS * 2 ** (run.attempt - 1))
+    return _wait(case, policy, "not_started", at, error_code=error_code, summary=summary)
+
+
+def _wait(
+    case: Case,
+    policy: PolicyRecord,
+    after: str,
+    at: int,
+    *,
+    error_code: str,
+    summary: str | None,
+    exit_code: int | None = None,
+) -> Case:
+    run = case.run
     event = Event(
         run.event_sequence + 1,
         "run.retry_wait",
         run.attempt_id,
-        {"attempt": run.attempt, "after": outcome, "next_attempt_at_ms": at},
+        {"attempt": run.attempt, "after": after, "next_attempt_at_ms": at},
     )
     waiting = move_run(
         case,

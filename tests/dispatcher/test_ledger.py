@@ -109,6 +109,50 @@ async def test_a_failed_command_is_retried_by_its_own_policy_and_then_fails(ledg
     assert [a.status for a in await ledger.attempts(run_id)] == ["failed"] * 3
 
 
+async def next_attempt(ledger: Ledger, hand: Hand, run_id: str, pause_ms: int) -> str:
+    """The run's next attempt after its pause, past the start barrier."""
+    assert (await ledger.run(run_id)).status == "retry_wait"
+    await ledger.later(pause_ms)
+    await hand.beat()
+    await ledger.wake_retries()
+    hand.take(await ledger.place())
+    attempt_id = (await ledger.run(run_id)).attempt_id
+    assert attempt_id is not None
+    assert (await hand.start(attempt_id)).refused == []
+    return attempt_id
+
+
+async def test_an_attempt_that_was_never_tried_costs_nothing_of_the_retry_budget(ledger: Ledger, hand: Hand) -> None:
+    run_id, attempt_id = await started(ledger, hand, revision(terms=RETRIES))
+    await hand.report(attempt_id, kind="not_started", error_code="start_window_passed")
+    for number in (2, 3):
+        attempt_id = await next_attempt(ledger, hand, run_id, 60_000 * 2 ** (number - 1))
+        await hand.report(attempt_id, kind="ended", exit_code=3)
+    attempt_id = await next_attempt(ledger, hand, run_id, 240_000)
+    await hand.report(attempt_id, kind="ended", exit_code=3)
+    run = await ledger.run(run_id)
+    assert (run.status, run.attempt, run.error_code, run.exit_code) == ("failed", 4, "process_exit", 3)
+
+
+async def test_a_run_without_retries_whose_attempt_was_never_tried_has_another(ledger: Ledger, hand: Hand) -> None:
+    run_id, attempt_id = await started(ledger, hand)
+    await hand.report(attempt_id, kind="not_started", error_code="not_started")
+    attempt_id = await next_attempt(ledger, hand, run_id, 500)
+    await hand.report(attempt_id, kind="ended", exit_code=3)
+    run = await ledger.run(run_id)
+    assert (run.status, run.attempt, run.exit_code) == ("failed", 2, 3)
+
+
+async def test_a_run_of_which_nothing_can_be_started_ends(ledger: Ledger, hand: Hand) -> None:
+    run_id, attempt_id = await started(ledger, hand)
+    for _ in range(15):
+        await hand.report(attempt_id, kind="not_started", error_code="not_started")
+        attempt_id = await next_attempt(ledger, hand, run_id, 60_000)
+    await hand.report(attempt_id, kind="not_started", error_code="not_started")
+    run = await ledger.run(run_id)
+    assert (run.status, run.attempt, run.error_code) == ("failed", 16, "not_started")
+
+
 async def test_a_lease_that_runs_out_before_the_start_gives_the_same_attempt_back(ledger: Ledger, hand: Hand) -> None:
     (run,) = await ledger.submit(revision())
     hand.take(await ledger.place())

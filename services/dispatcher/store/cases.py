@@ -152,7 +152,7 @@ _LEASE_CHANGES: Final = (
     "offers", "next_offer_at_ms", "token_digest", "acquired_at_ms", "renewed_at_ms", "expires_at_ms", "released_at_ms",
     "release_reason", "completed_at_ms", "attempt_id",
 )  # fmt: skip
-_POLICY_CHANGES: Final = ("next_attempt_at_ms", "version", "run_id")
+_POLICY_CHANGES: Final = ("max_attempts", "next_attempt_at_ms", "version", "run_id")
 
 
 def _insert(table: str, names: Sequence[str]) -> Statement:
