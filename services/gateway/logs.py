@@ -24,7 +24,7 @@ from schemas.subjects import live_log
 from schemas.workers import LogChunk, LogFollow, LogRead
 from services.gateway.calls import Call
 from services.gateway.front import ABORT
-from services.gateway.streams import QUIET, QUIET_S, frame, woken
+from services.gateway.streams import QUIET, QUIET_S, frame, readmit, woken
 from services.kit.bus import Delivery
 from services.kit.clock import monotonic_ms
 
@@ -177,6 +177,7 @@ async def follow(call: Call[Any], run_id: str, wanted: str | None, offset: int) 
     run_facts = await bus.on_event(f"ql3.evt.run.{project}.{run_id}.*", live.rung)
     chunks = None
     try:
+        await bus.flush()
         attempt = await find_attempt(call, run_id, wanted)
         while attempt is None:
             run = (await call.ask(endpoints.RUNS_GET, RunRead(actor=call.actor, project=project, run=run_id))).run
@@ -187,9 +188,8 @@ async def follow(call: Call[Any], run_id: str, wanted: str | None, offset: int) 
                 if call.desk.stopping.is_set():
                     return
                 yield QUIET
-                await call.renew()
             live.bell.clear()
-            attempt = await find_attempt(call, run_id, wanted)
+            attempt = await readmit(call, lambda: find_attempt(call, run_id, wanted))
         chunks = await bus.subscribe(live_log(project, run_id, attempt.id), live.heard)
         await bus.flush()
         async for event in _follow(call, live, attempt, offset):
@@ -204,6 +204,9 @@ async def follow(call: Call[Any], run_id: str, wanted: str | None, offset: int) 
 
 
 async def _follow(call: Call[Any], live: _Live, attempt: Attempt, position: int) -> AsyncGenerator[bytes]:
+    async def again_where() -> Attempt | None:
+        return await find_attempt(call, attempt.run_id, attempt.id)
+
     renew_at_ms = 0
     quiet_since_ms = monotonic_ms()
     while not call.desk.stopping.is_set():
@@ -233,9 +236,8 @@ async def _follow(call: Call[Any], live: _Live, attempt: Attempt, position: int)
         if monotonic_ms() - quiet_since_ms > QUIET_S * 1000:
             quiet_since_ms = monotonic_ms()
             yield QUIET
-            await call.renew()
-            await require_reader(call)
-        attempt = await find_attempt(call, attempt.run_id, attempt.id) or attempt
+            await readmit(call, lambda: require_reader(call))
+        attempt = await readmit(call, again_where) or attempt
 
 
 async def _ask_to_follow(call: Call[Any], attempt: Attempt) -> bool:

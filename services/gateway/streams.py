@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Any, Final, TypeVar
 
 import msgspec
 from litestar.response import Stream
@@ -25,6 +25,8 @@ from services.kit.clock import monotonic_ms
 
 QUIET_S: Final = 10.0
 """After this long without news: a comment (so that a dead connection shows), the caller again, the row again."""
+AWAY_S: Final = 1.0
+"""How soon to ask again an authority that does not answer."""
 WAITING: Final = 512
 FACTS: Final = {
     "run": "run.read",
@@ -35,6 +37,7 @@ FACTS: Final = {
 }
 """Kinds of facts that a project's stream carries, and what one must be allowed to read for each."""
 QUIET: Final = b": quiet\n\n"
+T = TypeVar("T")
 _PASSING: Final = ("unavailable", "database_unavailable", "capacity")
 
 
@@ -83,12 +86,28 @@ async def woken(call: Call[Any], *bells: asyncio.Event, quiet_s: float | None = 
             wait.cancel()
 
 
+async def readmit(call: Call[Any], check: Callable[[], Awaitable[T]]) -> T:
+    """Authenticates the caller again and asks `check` whether it may still look. While nobody can be asked, this waits,
+    and nothing is shown. Raises what ends the answer: `unauthenticated`, `forbidden`, …"""
+    while True:
+        try:
+            await call.renew()
+            return await check()
+        except Ql3Error as error:
+            if error.code not in _PASSING or call.desk.stopping.is_set():
+                raise
+        await woken(call, quiet_s=AWAY_S)
+
+
 async def follow_run(call: Call[Any], run_id: str, first: Run) -> AsyncGenerator[bytes]:
     """`run` with each new state of the run, and `end` after the last one."""
     bell = asyncio.Event()
 
     async def heard(_: Delivery) -> None:
         bell.set()
+
+    async def read() -> Run:
+        return (await call.ask(endpoints.RUNS_GET, RunRead(actor=call.actor, project=call.project, run=run_id))).run
 
     subscription = await call.desk.bus.on_event(f"ql3.evt.run.{call.project}.{run_id}.*", heard)
     try:
@@ -98,20 +117,12 @@ async def follow_run(call: Call[Any], run_id: str, first: Run) -> AsyncGenerator
         yield frame("run", run, mark=shown)
         while run.status not in RUN_TERMINAL and not call.desk.stopping.is_set():
             bell.clear()
-            try:
-                run = (
-                    await call.ask(endpoints.RUNS_GET, RunRead(actor=call.actor, project=call.project, run=run_id))
-                ).run
-            except Ql3Error as error:
-                if error.code not in _PASSING:
-                    raise
+            run = await readmit(call, read)
             if run.version > shown:
                 shown = run.version
                 yield frame("run", run, mark=shown)
-                continue
-            if not await woken(call, bell):
+            elif not await woken(call, bell):
                 yield QUIET
-                await call.renew()
         if run.status in RUN_TERMINAL:
             yield frame("end", {"status": run.status})
     finally:
@@ -151,7 +162,7 @@ async def allowed_kinds(call: Call[Any]) -> frozenset[str]:
             await call.desk.policy.require(call.actor, call.project, permission)
             kinds.add(kind)
         except Ql3Error as error:
-            if error.code == "unavailable":
+            if error.code in _PASSING:
                 raise
             refusal = error
     if not kinds and refusal is not None:
@@ -172,9 +183,8 @@ async def project_facts(call: Call[Any], kinds: Iterable[str]) -> AsyncGenerator
         while not call.desk.stopping.is_set():
             news = await woken(call, facts.bell)
             if not news or monotonic_ms() - checked_ms > QUIET_S * 1000:
+                allowed = await readmit(call, lambda: allowed_kinds(call))
                 checked_ms = monotonic_ms()
-                await call.renew()
-                allowed = await allowed_kinds(call)
             waiting, lost = facts.take()
             if lost or subscription.client is not client or subscription.dropped != dropped:
                 client, dropped = subscription.client, subscription.dropped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -47,6 +48,8 @@ class Authority:
         self.denied: set[str] = set()
         self.challenge: BootstrapIssue | None = None
         self.owner: Subject | None = None
+        self.away = False
+        self.asked_while_away = asyncio.Event()
 
     async def register(self, message: IdentityRegister, _: Caller) -> IdentityAnswer:
         if message.actor.type != "system" and message.actor.id not in (USER, "local-console"):
@@ -61,6 +64,9 @@ class Authority:
         return IdentityAnswer(identity=self._identity(subject))
 
     async def check(self, message: PolicyCheck, _: Caller) -> PolicyDecision:
+        if self.away:
+            self.asked_while_away.set()
+            raise Ql3Error("unavailable")
         denied = message.permission in self.denied
         return PolicyDecision(
             effect="deny" if denied else "allow",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -116,3 +117,19 @@ async def test_a_session_that_ended_ends_its_streams(
         assert (await owner.delete("/api/v3/session")).status_code == 200
         name, body, _ = await events.next()
         assert (name, body["code"]) == ("error", "unauthenticated")
+
+
+async def test_an_authority_that_is_away_for_a_while_ends_no_stream(
+    ledger: Ledger, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.streams.QUIET_S", 0.05)
+    monkeypatch.setattr("services.gateway.streams.AWAY_S", 0.05)
+    async with house.console().stream("GET", f"{PROJECT}/events") as answer:
+        events = Events(answer.aiter_lines())
+        assert (await events.next())[0] == "ready"
+        house.authority.away = True
+        await asyncio.wait_for(house.authority.asked_while_away.wait(), 30)
+        await ledger.change("succeeded")
+        house.authority.away = False
+        name, body, _ = await events.next()
+        assert (name, body["status"]) == ("run", "succeeded")
