@@ -78,6 +78,15 @@ def authentic(held: Held, receipt: Receipt) -> bool:
     return proof.proof_holds(held.digest, held.attempt_id, receipt.sequence, receipt.body, receipt.proof)
 
 
+def was_ours(key: bytes, attempt_id: str, context: dict[str, Any], receipt: Receipt) -> bool:
+    """Whether a receipt of an attempt that has no row any more was signed under a token of this worker."""
+    offer, generation = context.get("offer"), context.get("generation")
+    if not isinstance(offer, str) or not isinstance(generation, int):
+        return False
+    digest = proof.token_digest(proof.token(key, attempt_id, offer, generation))
+    return proof.proof_holds(digest, attempt_id, receipt.sequence, receipt.body, receipt.proof)
+
+
 def report(held: Held, receipt: Receipt, order_id: str) -> AttemptReport:
     """A receipt as it goes to the dispatcher."""
     return AttemptReport(

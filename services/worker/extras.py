@@ -6,13 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from schemas.errors import Ql3Error
-from services.kit.loops import Loop
 from services.worker.attempt import Held
 from services.worker.command import Extras, Prepared
 from services.worker.files import Files
 from services.worker.runtimes import Runtimes
-
-SWEEP_S = 3600.0
 
 OpenSecrets = Callable[[Held, int], Awaitable[dict[str, str]]]
 
@@ -20,13 +17,11 @@ OpenSecrets = Callable[[Held, int], Awaitable[dict[str, str]]]
 class Supplies:
     """Gets it before the start and puts it away after the end."""
 
-    def __init__(self, *, files: Files, runtimes: Runtimes, secrets: OpenSecrets, held: Callable[[], set[str]]) -> None:
+    def __init__(self, *, files: Files, runtimes: Runtimes, secrets: OpenSecrets) -> None:
         self._files = files
         self._runtimes = runtimes
         self._secrets = secrets
-        self._held = held
         self._delivered: set[str] = set()
-        self.sweeping = Loop("worker.sweep", self._sweep, every_s=SWEEP_S)
 
     async def get(self, held: Held, prepared: Prepared, command: list[str], not_after_ns: int) -> Extras:
         """Everything for one attempt. Raises Ql3Error or Refused, and leaves nothing behind then."""
@@ -53,6 +48,7 @@ class Supplies:
             self._delivered.discard(held.attempt_id)
             self._files.drop(held.attempt_id)
 
-    async def _sweep(self) -> None:
-        await asyncio.to_thread(self._files.sweep, self._held())
+    async def sweep(self, held: set[str]) -> None:
+        """Remove what a crash has left, and environments that nobody needs."""
+        await asyncio.to_thread(self._files.sweep, held)
         await asyncio.to_thread(self._runtimes.sweep)

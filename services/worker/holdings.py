@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.worker")
 async def _nothing_to_clear(_: list[str]) -> None:
     """For a worker without containers."""
 
+
+SETTLE_PAUSE_S: Final = 0.05
+DOUBT_AGAIN_S: Final = 5.0
+LIVING: Final = frozenset({"queued", "running", "stopping", "killing", "cleaning"})
 
 Kill = tuple[str, str, int | None]
 """Attempt, reason, grace in milliseconds (None: its own)."""
@@ -72,10 +76,11 @@ class Holdings:
             follow=lambda names: self.host.send({"op": "follow", "attempts": names}),
             send=send_chunk,
         )
-        self.reports = Reports(clock=clock, send=send_reports, fence=fence, ended=self._acked)
+        self.reports = Reports(clock=clock, send=send_reports, fence=fence, ended=self._acked, more_coming=self._busy)
         self._database = database
         self._clock = clock
         self._directories = directories
+        self._key = b""
         self._doubts: dict[str, Held] = {}
         self._kept: dict[str, Receipt] = {}
         self._to_keep: list[tuple[Held, ReportBody]] = []
@@ -84,13 +89,14 @@ class Holdings:
         self._host_acks: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
-        self._settling = Loop("worker.settle", self.settle, every_s=60.0)
+        self._settling = Loop("worker.settle", self._settle_many, every_s=60.0)
         self._ends = Loop("worker.ends", self._keep_ends, every_s=60.0)
 
     # -- life
 
     async def start(self, key: bytes) -> None:
         """Read the journal, reach the host, compare the two."""
+        self._key = key
         await self._restore(key)
         await self.host.start()
         await self.logs.start()
@@ -100,6 +106,8 @@ class Holdings:
 
     async def stop(self) -> None:
         """Let go; the host stays with what still runs, and retires when nothing does."""
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*(loop.stop() for loop in (self.reports.loop, self._settling, self._ends)))
         await self.logs.stop()
         try:
@@ -217,9 +225,8 @@ class Holdings:
         for held in found.in_doubt:
             held.in_doubt = True
         if found.in_doubt:
-            task = asyncio.get_running_loop().create_task(self._sweep([one.attempt_id for one in found.in_doubt]))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._later(0.0, self._sweep([one.attempt_id for one in found.in_doubt]))
+        self._end_strangers(known)
         self.logs.tell_host()
         self.ready()
         for held in found.running:
@@ -229,6 +236,22 @@ class Holdings:
             if held.state == "launching":
                 body = rules.end_of(None, "not_started", kind="not_started", summary="The process host lost it.")
                 self._end_here(held, body)
+
+    def _end_strangers(self, known: dict[str, dict[str, Any]]) -> None:
+        # What runs without a row here belongs to nobody: its end could not be told, its lease not renewed.
+        strangers = [name for name, row in known.items() if name not in self.held and row["state"] in LIVING]
+        if strangers:
+            log.warning("ending attempts that the journal does not know", attempts=len(strangers))
+            self.host.send({"op": "kill", "items": [{"attempt": name, "reason": "reconcile"} for name in strangers]})
+
+    def _later(self, pause_s: float, work: Coroutine[Any, Any, None]) -> None:
+        async def run() -> None:
+            await asyncio.sleep(pause_s)
+            await work
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _sweep(self, attempt_ids: list[str]) -> None:
         """End what another host left of these; the host tells when nothing is left."""
@@ -252,18 +275,24 @@ class Holdings:
         if news.grown:
             self.logs.grown(item.attempt for item in news.grown)
         for gone in news.gone:
-            held = self._doubts.pop(gone.attempt, None)
-            if held is not None and held.state != "ended":
+            held = self._doubts.get(gone.attempt)
+            if held is None or held.state == "ended":
+                continue
+            if gone.presence == "gone":
+                del self._doubts[gone.attempt]
                 self._vanished(held)
+            else:
+                # Something may live on: the lease is kept, and nothing is said, until that is known.
+                self._later(DOUBT_AGAIN_S, self._sweep([gone.attempt]))
         if self._host_acks:
             self._settling.ring()
 
     def _ended(self, told: Exit) -> None:
         held = self.held.get(told.attempt)
-        if held is None:
-            self._host_acks.append(told.attempt)  # settled in an earlier life
-            return
         receipt = Receipt(told.sequence, told.body.encode(), told.proof)
+        if held is None:
+            self._orphan(told, receipt)
+            return
         if receipt.sequence != END_SEQUENCE or not rules.authentic(held, receipt):
             log.error("a receipt with a wrong proof was set aside", attempt=told.attempt)
             self.host.send({"op": "quarantine", "attempts": [told.attempt]})
@@ -287,6 +316,14 @@ class Holdings:
             self._ends.ring()
         else:
             self.reports.end(held, receipt)
+
+    def _orphan(self, told: Exit, receipt: Receipt) -> None:
+        """A receipt without a row: settled in an earlier life if it is ours, and evidence to keep if it is not."""
+        if rules.was_ours(self._key, told.attempt, told.context, receipt):
+            self._host_acks.append(told.attempt)
+        else:
+            log.error("a receipt that nobody here asked for was set aside", attempt=told.attempt)
+            self.host.send({"op": "quarantine", "attempts": [told.attempt]})
 
     def _vanished(self, held: Held) -> None:
         # Its output up to then is kept; nobody can say whether more was written.
@@ -346,6 +383,10 @@ class Holdings:
         for held, receipt in signed:
             self.reports.end(held, receipt)
 
+    def _busy(self, ready: int) -> bool:
+        # A quarter of what is held is a batch already.
+        return ready < len(self.held) // 4
+
     def _acked(self, done: list[Held]) -> None:
         for held in done:
             self.forget(held)
@@ -359,7 +400,13 @@ class Holdings:
         if not self.held:
             self._idle.set()
 
+    async def _settle_many(self) -> bool:
+        # Nobody waits for it, and one transaction for many is worth a moment.
+        await asyncio.sleep(SETTLE_PAUSE_S)
+        return await self.settle()
+
     async def settle(self) -> bool:
+        """Let go of what is acknowledged."""
         # First the journal, then the host: a receipt that is told again after a crash finds no row and is let go.
         settled, self._settled = self._settled, []
         acks, self._host_acks = self._host_acks, []

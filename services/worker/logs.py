@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,7 +18,7 @@ from schemas import limits, subjects
 from schemas.errors import Ql3Error
 from schemas.ids import is_id
 from schemas.workers import LogChunk, LogFollow, LogRange, LogRead
-from services.kit.artifact_store import UnsafeArtifactError, prepare_root, publish
+from services.kit.artifact_store import UnsafeArtifactError, prepare_root, publish, stored_size
 from services.kit.clock import monotonic_ms
 from services.kit.loops import Loop
 from services.worker.attempt import Held
@@ -26,6 +27,7 @@ FOLLOW_MS: Final = 30_000
 MAX_FOLLOWED: Final = 256
 CHUNKS_A_TURN: Final = 16
 PUBLISH_BATCH: Final = 64
+DROP_AFTER_S: Final = 3600.0
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.worker")
 
@@ -229,6 +231,10 @@ class Logs:
                 self._unpublished[stem] = None
         self.publishing.ring()
 
+    async def sweep(self, held: set[str]) -> None:
+        """Remove copies that the store has and nobody asked to drop for an hour."""
+        await asyncio.to_thread(_sweep, self._directory, self._store, held, time.time())
+
     async def drop(self, attempt_ids: Iterable[str]) -> None:
         """The store has these; the copies here go."""
         await asyncio.to_thread(_unlink, self._directory, list(attempt_ids))
@@ -252,6 +258,17 @@ def _publish_all(directory: Path, store: Path, attempt_ids: list[str]) -> None:
     for attempt_id in attempt_ids:
         with contextlib.suppress(FileNotFoundError):  # it was dropped: the store has it
             publish(directory / f"{attempt_id}.log", store, attempt_id)
+
+
+def _sweep(directory: Path, store: Path, held: set[str], now_s: float) -> None:
+    for name in os.listdir(directory):
+        stem = name.removesuffix(".log")
+        if not name.endswith(".log") or not is_id(stem) or stem in held:
+            continue
+        with contextlib.suppress(FileNotFoundError, UnsafeArtifactError):
+            found = (directory / name).lstat()
+            if now_s - found.st_mtime > DROP_AFTER_S and stored_size(store, stem) == found.st_size:
+                os.unlink(directory / name)
 
 
 def _unlink(directory: Path, attempt_ids: list[str]) -> None:

@@ -6,6 +6,7 @@ told (in the process host's receipts or in the journal), so what is open lives i
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -25,6 +26,8 @@ from services.worker.hostlink import Started
 
 TELL_START_AFTER_MS: Final = 200
 """A run that ends sooner is told in one report."""
+GATHER_S: Final = 0.005
+"""How long a few reports wait for others, while many attempts run: one message and one transaction serve them all."""
 ONE_REPORT_BYTES: Final = 700
 """About what a report takes on the wire besides its body, generously."""
 
@@ -40,7 +43,10 @@ class _Open(NamedTuple):
 
 
 class Reports:
-    """Everything that was told or is to be told. `ended` is called with attempts whose ends were acknowledged."""
+    """Everything that was told or is to be told. `ended` is called with attempts whose ends were acknowledged.
+
+    `more_coming` answers, for a number of reports that are ready, whether it is worth waiting a moment for others.
+    """
 
     def __init__(
         self,
@@ -49,11 +55,13 @@ class Reports:
         send: Send,
         fence: Callable[[], SessionFence | None],
         ended: Callable[[list[Held]], None],
+        more_coming: Callable[[int], bool],
     ) -> None:
         self._clock = clock
         self._send = send
         self._fence = fence
         self._ended = ended
+        self._more_coming = more_coming
         self._ready: deque[str] = deque()
         self._open: dict[str, _Open] = {}
         self._order_of: dict[tuple[str, int], str] = {}
@@ -126,6 +134,8 @@ class Reports:
         fence = self._fence()
         if fence is None:
             return None
+        if self._ready and self._more_coming(len(self._ready)):
+            await asyncio.sleep(GATHER_S)
         batch = self._next_batch()
         if batch:
             try:

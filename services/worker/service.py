@@ -45,6 +45,7 @@ from services.kit.bus import Bus, Caller, Delivery, Route, Subscription
 from services.kit.clock import Clock
 from services.kit.config import Config
 from services.kit.database import Database
+from services.kit.loops import Loop
 from services.kit.sealing import SealError, attempt_context
 from services.kit.version import VERSION
 from services.worker import container
@@ -62,6 +63,7 @@ NAME = "worker"
 DRAIN_S: Final = 10.0
 STOP_RUNS_S: Final = 30.0
 CLEAR_AGAIN_S: Final = 2.0
+SWEEP_S: Final = 3600.0
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.worker")
 
@@ -98,8 +100,8 @@ class WorkerService:
             files=Files(self._directories.files, self.id),
             runtimes=Runtimes(self._directories.environments, for_installers(os.environ)),
             secrets=self._open_secrets,
-            held=lambda: set(self.holdings.held),
         )
+        self._sweeping = Loop("worker.sweep", self._sweep, every_s=SWEEP_S)
         self.intake = Intake(
             clock=clock,
             database=database,
@@ -135,7 +137,7 @@ class WorkerService:
             await self._bus.serve(NAME, VERSION, routes)
             await self.intake.loop.start()
             await self.session.loop.start()
-            await self._supplies.sweeping.start()
+            await self._sweeping.start()
         except BaseException:
             await self.stop()
             raise
@@ -151,7 +153,7 @@ class WorkerService:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_RUNS_S if self._stop_runs else DRAIN_S):
                     await self.holdings.nothing_held()
-        await asyncio.gather(self.session.loop.stop(), self.intake.loop.stop(), self._supplies.sweeping.stop())
+        await asyncio.gather(self.session.loop.stop(), self.intake.loop.stop(), self._sweeping.stop())
         await self.holdings.stop()
         if self._acks is not None:
             await self._acks.close()
@@ -221,6 +223,11 @@ class WorkerService:
     def _released(self, held: Held) -> None:
         self._room.release(held)
         self._supplies.put_away(held)
+
+    async def _sweep(self) -> None:
+        held = set(self.holdings.held)
+        await self._supplies.sweep(held)
+        await self.holdings.logs.sweep(held)
 
     async def _clear(self, attempt_ids: list[str]) -> None:
         """Containers that a host that died has left; not over before they are gone."""

@@ -77,6 +77,11 @@ class Worker:
                 assert client.read(30), "the host did not end"
         client.close()
 
+    async def lose_journal(self) -> None:
+        """As after a restore of an old copy, or a hand that deleted it."""
+        for path in (self.data / "worker").glob("worker.sqlite3*"):
+            path.unlink()
+
     def journal(self) -> list[str]:
         path = self.data / "worker" / "worker.sqlite3"
         connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)

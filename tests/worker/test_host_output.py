@@ -61,6 +61,23 @@ def test_200_mb_of_mixed_output_equal_the_processes_own_digest(box: Box, host: C
     assert int(status["VmHWM"].split()[0]) < 24 * 1024
 
 
+def test_what_is_beyond_the_quota_is_drained_and_counted_in_flat_memory(box: Box, host: Client) -> None:
+    body, log = run(box, host, "sh", "-c", "yes 'a line of output' | head -c 300000000", quota=70_000)
+    assert body["exit_code"] == 0
+    assert (body["log"]["size"], body["log"]["produced"], body["log"]["cut"]) == (70_000, 300_000_000, "quota")
+    assert log == (b"a line of output\n" * 5000)[:70_000]
+    assert box.process is not None
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{box.process.pid}/status").read_text().splitlines())
+    assert int(status["VmHWM"].split()[0]) < 24 * 1024
+
+
+def test_a_million_lines_written_one_by_one(box: Box, host: Client) -> None:
+    script = "import os\nfor i in range(1000000): os.write(1, b'%07d\\n' % i)"
+    body, log = run(box, host, *PYTHON, script)
+    assert body["log"]["size"] == 8_000_000
+    assert log == b"".join(b"%07d\n" % i for i in range(1_000_000))
+
+
 @pytest.mark.parametrize(("size", "quota"), [(70_000, 65_536), (65_536, 65_536), (3_000_000, 1_000_001), (5, 0)])
 def test_the_quota_is_exact_and_says_so(box: Box, host: Client, size: int, quota: int) -> None:
     script = f"import os\ndata = bytes(i % 251 for i in range({size}))\nwhile data: data = data[os.write(1, data):]\n"

@@ -376,3 +376,53 @@ async def test_two_workers_cannot_share_a_data_folder(worker: Worker, ledger: Le
         await second.start()
     assert refused.value.code == "setup_invalid"
     second.service = None
+
+
+async def test_what_runs_without_a_row_in_the_journal_is_ended(worker: Worker, ledger: Ledger) -> None:
+    await worker.start()
+    attempt = await ledger.offer("sleep", "1000")
+    pid = (await ledger.running(attempt)).pid
+    assert pid is not None
+    await worker.crash()
+    await worker.lose_journal()
+    await worker.start()
+    await ledger.until(lambda: len(ledger.registrations) == 2)
+    await ledger.end(await ledger.offer("/bin/true"))
+    client = worker.host()  # takes the worker's place at the host, and hears what is not acknowledged
+    client.wait(lambda: not any(row["state"] in ("running", "stopping") for row in client.hello["attempts"]))
+    client.close()
+    assert not alive(pid)
+    assert not ledger.told(attempt, "ended")
+
+
+async def test_a_receipt_that_nobody_here_asked_for_is_kept_apart(worker: Worker, ledger: Ledger) -> None:
+    service = await worker.start()
+    await ledger.until(lambda: ledger.fence is not None)
+    foreign = "01a00000-0000-7000-8000-00000000f0f0"
+    item = {"attempt": foreign, "argv": ["true"], "env": {}, "key": "11" * 32, "sequence": 2, "quota": 0}
+    service.holdings.host.send_items("spawn", [item | {"context": {"offer": "o", "generation": 1}}])
+    quarantine = worker.data / "worker" / "host" / "receipts" / "quarantine"
+    async with asyncio.timeout(30):
+        while not await asyncio.to_thread(lambda: list(quarantine.iterdir())):
+            pass
+    (kept,) = quarantine.iterdir()
+    assert foreign.encode() in kept.read_bytes()
+    assert not ledger.told(foreign)
+
+
+async def test_copies_that_the_store_has_go_after_a_while(worker: Worker, ledger: Ledger) -> None:
+    service = await worker.start()
+    logs = worker.data / "worker" / "logs"
+    attempt = await ledger.offer("echo", "hello")
+    await ledger.end(attempt)
+    await settled(worker)
+    await service.holdings.logs._publish()
+    (logs / "somebody's").write_text("not ours")
+    await service.holdings.logs.sweep(set())
+    assert (logs / f"{attempt}.log").exists()
+    os.utime(logs / f"{attempt}.log", (1, 1))
+    await service.holdings.logs.sweep({attempt})
+    assert (logs / f"{attempt}.log").exists()
+    await service.holdings.logs.sweep(set())
+    assert [path.name for path in logs.iterdir()] == ["somebody's"]
+    assert artifact_path(worker.data / "artifacts", attempt).read_bytes() == b"hello\n"
