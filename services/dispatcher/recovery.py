@@ -26,6 +26,10 @@ from services.kit.database import Transaction
 from services.kit.ids import new_id
 
 PAGE = 128
+HEARD_FOR_S = 2.5 * limits.BEAT_MS / 1000
+"""Two beats and a half: so long we must have heard everybody before a silence counts."""
+BREAK_S = 3.0
+PATIENCE_MS = 120_000
 APPROVAL_SLACK_MS = 60_000
 """Approval tells that a request ran out; after so long without it, the run ends by itself."""
 
@@ -39,15 +43,40 @@ class Step(NamedTuple):
     deliver: bool = False
 
 
-async def reap(tx: Transaction, chance: Callable[[], float]) -> Step:
+class Hearing:
+    """Since when we can hear workers without a break, by our own monotonic clock in seconds.
+
+    Several short outages of ours (a pause, a restart, a message server that is away) can together be longer than a
+    lease. A started attempt is judged only when its worker had time enough to be heard, and was not; but in the end it
+    is judged even by a dispatcher that is never well.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._looked = self._since = monotonic()
+
+    def look(self, *, connected: bool) -> None:
+        """Called at every turn of the timers; a turn that comes late was a break too."""
+        now = self._monotonic()
+        if not connected or now - self._looked > BREAK_S:
+            self._since = now
+        self._looked = now
+
+    def patience_ms(self) -> int:
+        """How long over the lease of a started attempt must be: 0 when a worker's silence is its own."""
+        return 0 if self._monotonic() - self._since >= HEARD_FOR_S else PATIENCE_MS
+
+
+async def reap(tx: Transaction, chance: Callable[[], float], *, patience_ms: int = 0) -> Step:
     """Judges leases that ran out: an offer that was never started goes back to the queue, a started attempt is lost.
 
-    First looks whether it was us who were away: then every lease gets its time anew and nothing is judged.
+    First looks whether it was us who were away: then every lease gets its time anew and nothing is judged. A started
+    attempt is judged when its lease is over for `patience_ms`.
     """
     if await forgive(tx):
         return Step(0, more=True)
     now = await tx.now_ms()
-    over = await leases.expired(tx, now, PAGE)
+    over = await leases.expired(tx, now, PAGE, started_by=now - patience_ms)
     if not over:
         return Step(0)
     # Locks are taken in one order everywhere: workers, runs, leases.
@@ -59,6 +88,8 @@ async def reap(tx: Transaction, chance: Callable[[], float]) -> Step:
         lease = case.lease
         if lease is None or lease.status != "leased" or lease.expires_at_ms > now:
             continue  # renewed, or judged by somebody else meanwhile
+        if lease.token_digest is not None and lease.expires_at_ms > now - patience_ms:
+            continue  # passed the barrier meanwhile
         silent.add(lease.worker_id)
         changes.append(Change(case, expired(case, now, chance())))
     await cases.write(tx, changes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -130,6 +131,7 @@ class DispatcherService:
         self._asked = True
         self._lane = ""
         self._sweep = cancelling.Position()
+        self._hearing = recovery.Hearing(time.monotonic)
         self._sending: set[asyncio.Task[None]] = set()
         self._could_run: list[str] = ["it was not looked yet whether a run could be started"]
 
@@ -494,11 +496,14 @@ class DispatcherService:
     async def _tick(self) -> bool | float:
         """Whatever has come due, each kind one bounded page; then when to look again, in seconds."""
         now_due, self._could_run = await self._database.read(_look)
+        self._hearing.look(connected=self._bus.connected)
         more = False
         if now_due.needs_stamp():
             await self._database.transact(recovery.forgive)
         if now_due.is_over(now_due.expiry):
-            more |= self._follow(await self._database.transact(lambda tx: recovery.reap(tx, random.random)))
+            patience = self._hearing.patience_ms()
+            step = await self._database.transact(lambda tx: recovery.reap(tx, random.random, patience_ms=patience))
+            more |= self._follow(step)
         if now_due.is_over(now_due.offer):
             more |= await self._reoffer()
         if now_due.is_over(now_due.retry):

@@ -216,6 +216,19 @@ async def test_our_own_outage_kills_nobodys_job(ledger: Ledger, hand: Hand) -> N
     assert (await ledger.run(run_id)).status == "succeeded"
 
 
+async def test_only_offers_are_judged_while_nobody_could_have_been_heard(ledger: Ledger, hand: Hand) -> None:
+    run_id, _ = await running(ledger, hand)
+    (offered,) = await ledger.submit(revision())
+    hand.take(await ledger.place())
+    await ledger.later(30_000)
+    await ledger.database.transact(lambda tx: recovery.reap(tx, lambda: 0.5, patience_ms=60_000))
+    assert (await ledger.run(offered.id)).status == "queued"
+    assert (await ledger.run(run_id)).status == "running"
+    await ledger.later(60_000)
+    await ledger.database.transact(lambda tx: recovery.reap(tx, lambda: 0.5, patience_ms=60_000))
+    assert (await ledger.run(run_id)).error_code == "worker_lost"
+
+
 async def test_cancel_before_the_start_ends_the_run_at_once_and_closes_the_barrier(ledger: Ledger, hand: Hand) -> None:
     (queued, offered) = await ledger.submit(revision(), 2)
     await ledger.cancel(queued.id)

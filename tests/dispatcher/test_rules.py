@@ -27,6 +27,7 @@ from services.dispatcher.records import (
     WorkerRecord,
     move_run,
 )
+from services.dispatcher.recovery import PATIENCE_MS, Hearing
 from services.dispatcher.run import lane_of, policy_of, request_digest
 from services.kit.database import DatabaseUnavailable
 from tests.dispatcher.house import order, revision
@@ -295,3 +296,25 @@ async def test_one_bad_item_harms_nobody_and_a_database_that_is_away_is_asked_on
     away = await asyncio.gather(*(gatherer.put(n) for n in (1, 99, 2)), return_exceptions=True)
     assert all(isinstance(item, DatabaseUnavailable) for item in away)
     assert calls == [[1, 99, 2]]
+
+
+def test_silence_counts_only_after_we_could_hear_for_a_while() -> None:
+    now = [0.0]
+    hearing = Hearing(lambda: now[0])
+
+    def passes(seconds: int, *, connected: bool = True) -> None:
+        for _ in range(seconds):
+            now[0] += 1
+            hearing.look(connected=connected)
+
+    passes(12)
+    assert hearing.patience_ms() == PATIENCE_MS
+    passes(1)
+    assert hearing.patience_ms() == 0
+    passes(1, connected=False)
+    assert hearing.patience_ms() == PATIENCE_MS
+    passes(13)
+    assert hearing.patience_ms() == 0
+    now[0] += 6  # paused
+    hearing.look(connected=True)
+    assert hearing.patience_ms() == PATIENCE_MS

@@ -32,9 +32,9 @@ _RENEW = Statement(
 )
 _EXPIRED = Statement("""
     SELECT attempt_id, run_id, worker_id FROM run_dispatch_leases
-    WHERE status = 'leased' AND expires_at_ms <= $1 ORDER BY expires_at_ms, attempt_id LIMIT $2
+    WHERE status = 'leased' AND expires_at_ms <= $1 AND (token_digest IS NULL OR expires_at_ms <= $3)
+    ORDER BY expires_at_ms, attempt_id LIMIT $2
 """)
-_NEXT_EXPIRY = Statement("SELECT min(expires_at_ms) AS at FROM run_dispatch_leases WHERE status = 'leased'")
 _OFFER_DUE = Statement("""
     SELECT attempt_id, run_id FROM run_dispatch_leases
     WHERE next_offer_at_ms IS NOT NULL AND next_offer_at_ms <= $1 AND expires_at_ms > $1
@@ -77,15 +77,10 @@ async def renew(tx: Transaction, fence: SessionFence, attempt_ids: Iterable[str]
     )  # fmt: skip
 
 
-async def expired(tx: Transaction, now: int, limit: int) -> list[Held]:
-    """Leases that ran out, those longest over first."""
-    return [Held(row["attempt_id"], row["run_id"], row["worker_id"]) for row in await tx.fetch(_EXPIRED, now, limit)]
-
-
-async def next_expiry(tx: Transaction) -> int | None:
-    """When the next lease runs out if nobody renews it."""
-    row = await tx.fetch_one(_NEXT_EXPIRY)
-    return row["at"] if row else None
+async def expired(tx: Transaction, now: int, limit: int, *, started_by: int) -> list[Held]:
+    """Leases that ran out, those longest over first; those of started attempts only when over by `started_by`."""
+    rows = await tx.fetch(_EXPIRED, now, limit, started_by)
+    return [Held(row["attempt_id"], row["run_id"], row["worker_id"]) for row in rows]
 
 
 async def offer_due(tx: Transaction, now: int, limit: int) -> list[str]:
