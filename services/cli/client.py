@@ -130,6 +130,11 @@ class Client:
             trust_env=not _is_loopback(url),
         )
 
+    @property
+    def url(self) -> str:
+        """Where the system is."""
+        return self._found[0].rstrip("/")
+
     def renew(self) -> bool:
         """Whether the system is elsewhere or takes another token now: a `ql3 up` that was started again."""
         try:

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from services.cli import platform
+from services.cli import files, history, occasion, platform
 from services.cli.approval import approval_app
 from services.cli.audit import audit_app
 from services.cli.authority import project_app, role_app
@@ -32,6 +32,9 @@ app = typer.Typer(
 )
 
 platform.register(app)
+files.register(app)
+history.register(task_app)
+occasion.register(trigger_app)
 app.add_typer(task_app, name="task")
 app.add_typer(trigger_app, name="trigger")
 app.add_typer(run_app, name="run")

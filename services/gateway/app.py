@@ -9,6 +9,7 @@ from litestar import Litestar, Request, Response
 from litestar.config.app import AppConfig
 from litestar.handlers import HTTPRouteHandler
 
+from services.gateway import hooks
 from services.gateway.desk import Desk
 from services.gateway.front import App, Front
 from services.gateway.openapi import page, specification
@@ -21,7 +22,7 @@ from services.gateway.serve import handlers, on_error
 def create_app(desk: Desk) -> Front:
     """The ASGI application of one gateway."""
     app = Litestar(
-        route_handlers=[*handlers(ALL, desk), *_probes(desk), *_description(), *files.handlers()],
+        route_handlers=[*handlers(ALL, desk), hooks.handler(desk), *_probes(desk), *_description(), *files.handlers()],
         exception_handlers={Exception: on_error},
         openapi_config=None,
         debug=False,

@@ -110,6 +110,16 @@ def headers_of(request: Request[Any, Any, Any]) -> dict[str, str]:
 
 
 async def _body(request: Request[Any, Any, Any], headers: dict[str, str], limit: int) -> bytes:
+    raw = await body_of(request, headers, limit)
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    # A form of another site can send text/plain without asking; JSON it cannot.
+    if raw and kind != "application/json":
+        raise Ql3Error("invalid", "Send application/json.", field="content-type")
+    return raw
+
+
+async def body_of(request: Request[Any, Any, Any], headers: dict[str, str], limit: int) -> bytes:
+    """A request's body, of any kind. Raises `too_large`, or `invalid` when it does not arrive."""
     declared = headers.get("content-length")
     if declared is not None and (not declared.isascii() or not declared.isdigit() or int(declared) > limit):
         raise Ql3Error("too_large", f"The body may have {limit} bytes.", data={"limit": limit})
@@ -124,12 +134,7 @@ async def _body(request: Request[Any, Any, Any], headers: dict[str, str], limit:
                 parts.append(part)
     except TimeoutError:
         raise Ql3Error("invalid", f"The body did not arrive within {BODY_S:.0f} s.") from None
-    raw = b"".join(parts)
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A form of another site can send text/plain without asking; JSON it cannot.
-    if raw and kind != "application/json":
-        raise Ql3Error("invalid", "Send application/json.", field="content-type")
-    return raw
+    return b"".join(parts)
 
 
 def _input(operation: Operation, request: Request[Any, Any, Any], raw: bytes) -> Any:

@@ -7,17 +7,25 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from schemas import endpoints, limits
-from schemas.base import Value
+from schemas.base import Value, View
 from schemas.ids import Slug
 from schemas.runs import Run
 from schemas.tasks import (
+    Change,
+    RevisionList,
     Task,
     TaskCreate,
     TaskDelete,
+    TaskDiff,
     TaskEnable,
+    TaskFile,
     TaskList,
+    TaskOutcome,
     TaskRead,
+    TaskRestore,
+    TaskRevision,
     TaskRun,
+    TasksApply,
     TaskSpec,
     TaskUpdate,
 )
@@ -119,6 +127,89 @@ async def delete_task(call: Call[Nothing]) -> Task:
     """Remove a task and its triggers from use; its runs stay readable."""
     question = TaskDelete(actor=call.actor, project=call.project, task=call.name_or_id("task"))
     return (await call.ask(endpoints.TASKS_DELETE, question)).task
+
+
+class Files(Value, frozen=True, kw_only=True):
+    """Tasks as files say them; with `dry_run` only the changes are told."""
+
+    tasks: Annotated[tuple[NewTask, ...], Meta(min_length=1, max_length=64)]
+    dry_run: bool = False
+
+
+class Applied(View, frozen=True, kw_only=True):
+    """What became of each task, in the order of the request."""
+
+    items: list[TaskOutcome]
+    next: str | None
+    dry_run: bool
+
+
+class Between(Value, frozen=True, kw_only=True):
+    """Two revisions of a task."""
+
+    before: Annotated[int, Meta(ge=1)]
+    after: Annotated[int, Meta(ge=1)]
+
+
+class Differences(View, frozen=True, kw_only=True):
+    """What differs, by path; `more` says that there is more than is shown."""
+
+    changes: list[Change]
+    more: bool
+
+
+class Restore(Value, frozen=True, kw_only=True):
+    """The revision whose content becomes the next one."""
+
+    revision: Annotated[int, Meta(ge=1)]
+    expected_revision: int
+
+
+@operations.post("/projects/{project}/apply", Files, Applied, body_bytes=TASK_BYTES)
+async def apply_tasks(call: Call[Files]) -> Applied:
+    """Bring tasks and their triggers to what files say, all or none; what is so already is not touched."""
+    tasks = [
+        TaskFile(name=task.name, spec=task.spec, triggers=list(task.triggers), enabled=task.enabled)
+        for task in call.input.tasks
+    ]
+    question = TasksApply(actor=call.actor, project=call.project, tasks=tasks, dry_run=call.input.dry_run)
+    answer = await call.ask(endpoints.TASKS_APPLY, question)
+    return Applied(items=answer.items, next=None, dry_run=answer.dry_run)
+
+
+@operations.get("/projects/{project}/tasks/{task}/revisions", Paged, Listing[TaskRevision])
+async def list_revisions(call: Call[Paged]) -> Listing[TaskRevision]:
+    """Revisions of a task, newest first."""
+    question = RevisionList(actor=call.actor, project=call.project, task=call.name_or_id("task"), page=call.input.page)
+    return listing(await call.ask(endpoints.TASKS_REVISIONS, question))
+
+
+@operations.get("/projects/{project}/tasks/{task}/diff", Between, Differences)
+async def diff_revisions(call: Call[Between]) -> Differences:
+    """What differs between two revisions of a task."""
+    question = TaskDiff(
+        actor=call.actor,
+        project=call.project,
+        task=call.name_or_id("task"),
+        before=call.input.before,
+        after=call.input.after,
+    )
+    answer = await call.ask(endpoints.TASKS_DIFF, question)
+    return Differences(changes=answer.changes, more=answer.more)
+
+
+@operations.post("/projects/{project}/tasks/{task}/restore", Restore, Task)
+async def restore_task(call: Call[Restore]) -> Task:
+    """Make the content of an old revision the task's next one."""
+    question = TaskRestore(
+        actor=call.actor,
+        project=call.project,
+        task=call.name_or_id("task"),
+        revision=call.input.revision,
+        expected_revision=call.input.expected_revision,
+        mutation_id=call.mutation_id,
+    )
+    return (await call.ask(endpoints.TASKS_RESTORE, question)).task
 
 
 @operations.post("/projects/{project}/tasks/{task}/enable", Nothing, Task)

@@ -1,0 +1,118 @@
+"""Files, webhooks, chains, starts and backfills on one real box, as people use them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from services.cli.client import Client
+from services.gateway.hooks import sign
+from tests.e2e.box import PROJECT, Box, all_ended, eventually
+
+FILES = """
+name: first
+spec:
+  execution: {command: [/bin/true]}
+triggers:
+  - expression: 0 3 * * *
+    timezone: Asia/Shanghai
+---
+name: second
+spec:
+  execution: {command: [/bin/sh, -c, "printf 'got %s' \\"$QL3_INPUTS\\""]}
+triggers:
+  - {kind: after_task, after_task: first}
+  - {kind: boot}
+"""
+
+
+def runs(client: Client, task: str, trigger_type: str) -> list[dict[str, Any]]:
+    """The runs of a task that were started for one reason."""
+    listed = client.get(f"{PROJECT}/runs", task=task)["items"]
+    return [run for run in listed if run["trigger_type"] == trigger_type]
+
+
+def test_triggers_besides_the_calendar(box: Box, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.yaml"
+    file.write_text(FILES)
+    box.start()
+
+    # A folder of files is the source of truth: previewed, applied, and then so.
+    preview = box.ql3("apply", "-f", str(file), "--dry-run")
+    assert preview.returncode == 0, preview.stderr
+    assert "2 would change" in preview.stdout
+    assert json.loads(box.ql3("task", "list", "--json").stdout)["items"] == []
+    assert box.ql3("apply", "-f", str(file)).returncode == 0
+    again = json.loads(box.ql3("apply", "-f", str(file), "--json").stdout)
+    assert [item["action"] for item in again["items"]] == ["unchanged", "unchanged"]
+    assert box.ql3("export", "--to", str(tmp_path / "out")).returncode == 0
+    exported = box.ql3("apply", "-f", str(tmp_path / "out"), "--dry-run")
+    assert "0 would change" in exported.stdout, exported.stdout + exported.stderr
+
+    with box.client() as client:
+        # Another task's end.
+        run = client.post(f"{PROJECT}/tasks/first/runs")
+        all_ended(client, [run["id"]])
+        eventually(lambda: len(runs(client, "second", "after_task")) == 1, "the second task followed the first")
+        (followed,) = runs(client, "second", "after_task")
+        assert followed["parent_run_id"] == run["id"]
+
+        # A webhook: a signed delivery makes one run with its payload; a wrong signature and a replay make none.
+        made = box.ql3("trigger", "webhook", "second", "--json")
+        secret = json.loads(made.stdout)
+        body = json.dumps("from outside").encode()
+        at_s = int(time.time())
+        headers = {"Content-Type": "application/json", "X-Ql3-Delivery": "d-1"}
+        url = f"{client.url}{secret['path']}"
+        signed = {**headers, "X-Ql3-Signature": sign(secret["secret"], at_s, body)}
+        first = httpx.post(url, content=body, headers=signed)
+        assert first.status_code == 202, first.text
+        replayed = httpx.post(url, content=body, headers=signed)
+        assert (replayed.status_code, replayed.json()["run"]) == (200, first.json()["run"])
+        for wrong in (
+            headers,
+            {**headers, "X-Ql3-Signature": sign("guess", at_s, body)},
+            {**headers, "X-Ql3-Signature": sign(secret["secret"], at_s - 600, body)},
+        ):
+            assert httpx.post(url, content=body, headers=wrong).status_code == 401
+        assert httpx.post(url[:-1] + ("A" if url[-1] != "A" else "B"), content=body, headers=headers).status_code == 404
+        ended = all_ended(client, [first.json()["run"]])
+        assert ended[first.json()["run"]]["status"] == "succeeded"
+        assert len(runs(client, "second", "webhook")) == 1
+        log = client.raw(f"{PROJECT}/runs/{first.json()['run']}/log").content
+        assert log == b'got {"payload":"from outside"}'
+        # The secret is in no file of the box.
+        for path in box.data.rglob("*"):
+            if path.is_file():
+                assert secret["secret"].encode() not in path.read_bytes(), path
+
+        # Instants that have passed.
+        (calendar,) = client.get(f"{PROJECT}/tasks/first")["triggers"]
+        window = ["--from", "2026-01-01T00:00:00Z", "--until", "2026-01-03T23:59:59Z"]
+        told = box.ql3("trigger", "backfill", calendar["id"], *window, "--dry-run", "--json")
+        assert len(json.loads(told.stdout)["instants"]) == 3, told.stderr
+        assert runs(client, "first", "backfill") == []
+        assert box.ql3("trigger", "backfill", calendar["id"], *window, "--every", "10ms").returncode == 0
+        eventually(lambda: len(runs(client, "first", "backfill")) == 3, "three runs of the past")
+
+        # Revisions.
+        before = client.get(f"{PROJECT}/tasks/first")
+        changed = {"execution": {"command": ["/bin/false"]}}
+        client.put(f"{PROJECT}/tasks/first", {"expected_revision": 1, "spec": changed})
+        assert "+ execution.command[0]: /bin/false" in box.ql3("task", "diff", "first", "1").stdout
+        assert box.ql3("task", "restore", "first", "1").returncode == 0
+        restored = client.get(f"{PROJECT}/tasks/first")
+        assert (restored["revision"], restored["spec"]) == (3, before["spec"])
+        assert len(json.loads(box.ql3("task", "history", "first", "--json").stdout)["items"]) == 3
+        boots = len(runs(client, "second", "boot"))
+
+    # The system's start.
+    assert box.stop() == 0
+    box.start()
+    with box.client() as client:
+        eventually(lambda: len(runs(client, "second", "boot")) == boots + 1, "the boot trigger fired")
+    assert box.stop() == 0
