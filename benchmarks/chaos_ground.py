@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from benchmarks.chaos_plan import AWAY_S, Fault, Plan
+from benchmarks.chaos_plan import Fault, Plan
 from benchmarks.chaos_verdict import Done, Outage
 from benchmarks.standalone import free_port
 from schemas.subjects import SERVICES
@@ -226,9 +226,7 @@ class Ground:
         now = now_s()
         if any(name != "front" for name in victims):
             self.done.longest_pause_s = max(self.done.longest_pause_s, now - began)
-        for name in WORKER_IDS.keys() & set(victims):
-            if now - began >= AWAY_S:
-                self.done.away.append(Outage(WORKER_IDS[name], began, now))
+        self.done.cut += [Outage(WORKER_IDS.get(name, name), began, now) for name in victims]
 
     # -- processes
 

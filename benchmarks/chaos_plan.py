@@ -15,8 +15,6 @@ QUICK_RUNS: Final = 500
 RUNS: Final = 5_000
 QUICK_S: Final = 18.0
 RUNS_PER_S: Final = 30.0
-AWAY_S: Final = 20.0
-"""A worker that stands still this long may lose its started leases: they are renewed every 5 s and last 30 s."""
 LONG_PAUSE_S: Final = 10.0
 """A worker or host that stands still this long may miss the window in which a granted attempt may start."""
 

@@ -16,6 +16,10 @@ from schemas.runs import ATTEMPT_ACTIVE, RUN_TERMINAL
 
 RECEIPT_S: Final = 8.0
 """How long an ended process may wait for its receipt to be on disk, its host being paused or starved at times."""
+LEASE_S: Final = 33.0
+"""A started lease lives 30 s; a beat that is due renews it."""
+AWAY_S: Final = 21.0
+LOOK_S: Final = 0.5
 SAID_BYTES: Final = 37
 """What a script in mode `say` prints: an id and a newline."""
 
@@ -55,9 +59,10 @@ RULES: Final = ("lost_run", "started_twice", "without_end", "contradiction")
 
 
 class Outage(NamedTuple):
-    """A time, in seconds since boot, in which a part of a worker (by its id) was not there."""
+    """A time, in seconds since boot, in which something was not there: a part of the worker with this id, or a part of
+    this name."""
 
-    worker: str
+    of: str
     down_s: float
     up_s: float
 
@@ -72,8 +77,8 @@ class Done:
     """Runs whose cancel was asked for, whether or not an answer came."""
     host_down: list[Outage] = field(default_factory=list["Outage"])
     """From the kill of a process host until the next one was there."""
-    away: list[Outage] = field(default_factory=list["Outage"])
-    """Workers that stood still for so long that their leases ran out."""
+    cut: list[Outage] = field(default_factory=list["Outage"])
+    """When a worker (by its id) or another part (by its name) was killed or stood still."""
     worker_kills: int = 0
     killed: dict[str, float] = field(default_factory=dict[str, float])
     """Attempts whose script was killed."""
@@ -108,6 +113,7 @@ def read_records(lines: Iterable[str]) -> tuple[list[Start], list[End]]:
 def judge(starts: Sequence[Start], ends: Sequence[End], ledger: Ledger, done: Done) -> list[Violation]:
     """Everything that must not be, in the order of `RULES`."""
     found = [*_lost(ledger, done), *_started_twice(starts, ends), *_unknown_starts(starts, ledger)]
+    away = {worker: _away(worker, done.cut) for worker in {outage.of for outage in done.cut}}
     first = {start.attempt: start for start in reversed(starts)}
     end_of = {end.attempt: end for end in ends}
     for run_id, run in ledger.runs.items():
@@ -123,13 +129,32 @@ def judge(starts: Sequence[Start], ends: Sequence[End], ledger: Ledger, done: Do
                     found.append(Violation("without_end", run_id, attempt["id"], f"an attempt is {attempt['status']}"))
             elif kind is not None:
                 name = attempt["id"]
-                case = _Case(run, attempt, kind, first.get(name), end_of.get(name), ledger.late.get(name), done)
+                case = _Case(run, attempt, kind, first.get(name), end_of.get(name), ledger.late.get(name), done, away)
                 found += [
                     Violation("contradiction", run_id, attempt["id"], f"{attempt['status']}: {detail}")
                     for detail in case.contradictions()
                 ]
         found += _overlaps(run_id, attempts, first, end_of)
     return sorted(found, key=lambda violation: RULES.index(violation.rule))
+
+
+def _away(worker: str, cut: Sequence[Outage]) -> list[Outage]:
+    """Stretches as long as a started lease in which the worker could hardly renew one.
+
+    Itself, nats-server or all dispatchers were down for most of it, be it in one piece or in several.
+    """
+    dispatchers = {outage.of for outage in cut if outage.of.startswith("dispatcher")}
+
+    def is_cut(at_s: float) -> bool:
+        down = {outage.of for outage in cut if outage.down_s <= at_s <= outage.up_s}
+        return worker in down or "nats" in down or (bool(dispatchers) and dispatchers <= down)
+
+    found: list[Outage] = []
+    for outage in cut:
+        looks = [outage.down_s + LOOK_S * number for number in range(int(LEASE_S / LOOK_S))]
+        if sum(is_cut(at_s) for at_s in looks) * LOOK_S >= AWAY_S:
+            found.append(Outage(worker, outage.down_s, outage.down_s + LEASE_S))
+    return found
 
 
 def count(violations: Iterable[Violation]) -> dict[str, int]:
@@ -242,10 +267,11 @@ class _Case:
     end: End | None
     late: Mapping[str, Any] | None
     done: Done
+    away: Mapping[str, Sequence[Outage]]
 
     def contradictions(self) -> list[str]:
         """What does not fit, a sentence each."""
-        if self.late is not None and self.late["exit_code"] is not None:
+        if self.late is not None and self.late["exit_code"] is not None and self.late["signal"] is None:
             shown, said = self.attempt["exit_code"], self.late["exit_code"]
             if self.end is None or not self.end.code == said == shown:
                 return [f"a late receipt says {said}, the attempt shows {shown}, the script {self.end}"]
@@ -300,9 +326,10 @@ class _Case:
             return [f"with exit code {self.attempt['exit_code']}"]
         if self.start is None:
             # Granted and not yet spawned when its host died; there is no record that could tell when.
-            known = any(outage.worker == self.attempt["worker_id"] for outage in self.done.host_down + self.done.away)
+            worker = self.attempt["worker_id"]
+            known = self.away.get(worker) or any(outage.of == worker for outage in self.done.host_down)
             return [] if known else ["no process host was killed"]
-        if self._we_ended_it() or self._within(self.done.away):
+        if self._we_ended_it() or self._within(self.away.get(self.attempt["worker_id"], ())):
             return []
         return ["the script ended by itself under a living host"]
 
@@ -314,6 +341,6 @@ class _Case:
         assert self.start is not None
         until = float("inf") if self.end is None else self.end.at_s + RECEIPT_S
         return any(
-            outage.worker == self.attempt["worker_id"] and self.start.at_s <= outage.up_s and outage.down_s <= until
+            outage.of == self.attempt["worker_id"] and self.start.at_s <= outage.up_s and outage.down_s <= until
             for outage in outages
         )

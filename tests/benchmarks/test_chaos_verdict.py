@@ -93,8 +93,26 @@ CLEAN: list[tuple[str, list[Start], list[End], Ledger, Done]] = [
         "worker away until its lease was over, with a late receipt",
         [start()],
         [end()],
-        ledger("failed", attempt(1, "lost", exit_code=0, late_receipt=True))._replace(late={"a1": {"exit_code": 0}}),
-        Done({"r": "short"}, away=[Outage("local", 11.5, 50)]),
+        ledger("failed", attempt(1, "lost", exit_code=0, late_receipt=True))._replace(
+            late={"a1": {"exit_code": 0, "signal": None}}
+        ),
+        Done({"r": "short"}, cut=[Outage("local", 11.5, 50)]),
+    ),
+    (
+        "cut off in several pieces until the lease was over",
+        [start()],
+        [end()],
+        ledger("failed", attempt(1, "lost")),
+        Done({"r": "short"}, cut=[Outage("nats", 12, 20), Outage("dispatcher", 21, 30), Outage("local", 32, 40)]),
+    ),
+    (
+        "stopped after its lease was over",
+        [start()],
+        [],
+        ledger("failed", attempt(1, "lost", exit_code=143, late_receipt=True))._replace(
+            late={"a1": {"exit_code": 143, "signal": 15}}
+        ),
+        Done({"r": "short"}, cut=[Outage("local", 11.5, 50)]),
     ),
     ("cancelled", [start()], [], ledger("cancelled", attempt(1, "cancelled")), Done({"r": "cancelled"}, cancels={"r"})),
     ("cancelled unstarted", [], [], ledger("cancelled", attempt(1, "cancelled")), Done({"r": "short"}, cancels={"r"})),
@@ -147,14 +165,30 @@ CONTRADICTIONS: list[tuple[str, list[Start], list[End], Ledger, Done]] = [
         [start()],
         [end()],
         ledger("failed", attempt(1, "lost")),
-        Done({"r": "short"}, away=[Outage("second", 10.5, 50)], host_down=[Outage("second", 10.5, 50)]),
+        Done({"r": "short"}, cut=[Outage("second", 10.5, 50)], host_down=[Outage("second", 10.5, 50)]),
+    ),
+    (
+        "lost after a short pause",
+        [start()],
+        [end()],
+        ledger("failed", attempt(1, "lost")),
+        Done({"r": "short"}, cut=[Outage("local", 10.5, 18), Outage("dispatcher", 30, 40)]),
+    ),
+    (
+        "lost while one of two dispatchers was away",
+        [start()],
+        [end()],
+        ledger("failed", attempt(1, "lost")),
+        Done({"r": "short"}, cut=[Outage("dispatcher", 10.5, 60), Outage("dispatcher-2", 70, 71)]),
     ),
     (
         "a late receipt that says something else",
         [start()],
         [end()],
-        ledger("failed", attempt(1, "lost", exit_code=3, late_receipt=True))._replace(late={"a1": {"exit_code": 3}}),
-        Done({"r": "short"}, away=[Outage("local", 10.5, 50)]),
+        ledger("failed", attempt(1, "lost", exit_code=3, late_receipt=True))._replace(
+            late={"a1": {"exit_code": 3, "signal": None}}
+        ),
+        Done({"r": "short"}, cut=[Outage("local", 10.5, 50)]),
     ),
     (
         "a signal that nobody sent",
