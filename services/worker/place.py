@@ -9,6 +9,7 @@ import platform
 import secrets
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from services.worker.container import find_engine
 from services.worker.host.cgroups import Cgroups
 
 KEY_BYTES: Final = 32
+DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INHERITED: Final = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ")
 """The only variables that a process gets from the worker's own environment."""
 _RUNTIMES: Final = {
@@ -137,9 +139,18 @@ def _make_key(path: Path) -> None:
 def describe(directories: Directories) -> Place:
     """What every process gets from this machine. Blocking: asks a container engine whether it answers."""
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    environment.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    environment["PATH"] = _path(environment.get("PATH") or DEFAULT_PATH)
     environment.setdefault("LANG", "C.UTF-8")
     return Place(environment, str(directories.work), find_engine())
+
+
+def _path(path: str) -> str:
+    """The search path with our own virtual environment last: what a task installs must not land among our packages."""
+    if sys.prefix == sys.base_prefix:
+        return path
+    ours = str(Path(sys.prefix) / "bin")
+    others = [part for part in path.split(":") if part != ours]
+    return ":".join([*others, ours])
 
 
 def look(config: Config, place: Place) -> Capabilities:
