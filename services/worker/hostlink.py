@@ -29,12 +29,11 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.worker")
 
 
 class Started(msgspec.Struct):
-    """A process that exists. `start_ticks` is missing when it ended at once."""
+    """A process that exists, or existed."""
 
     attempt: str
     pid: int
     at_ms: int
-    start_ticks: int | None = None
 
 
 class RefusedStart(msgspec.Struct):

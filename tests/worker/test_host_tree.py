@@ -213,7 +213,9 @@ def test_killing_the_host_leaves_processes_whose_identity_tells_the_truth(box: B
     daemon = int(heard_from(where))
     started = host.started(item["attempt"])
     box.pids += [daemon, started["pid"]]
-    identity = Identity(boot_id(), started["pid"], started["start_ticks"])
+    stat = read_stat(started["pid"])
+    assert stat is not None
+    identity = Identity(boot_id(), started["pid"], stat.start_ticks)
     box.kill_host()
     assert inspect(identity) == "running"
     assert inspect(identity._replace(start_ticks=identity.start_ticks + 1)) == "gone"

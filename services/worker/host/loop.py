@@ -411,19 +411,12 @@ class Host:
     # Telling.
 
     def _started(self, attempt: Attempt) -> dict[str, Any]:
-        """The start of an attempt; its start ticks are looked up only for one that is still there."""
+        return {"attempt": attempt.id, "pid": attempt.pid, "at_ms": attempt.started_ms}
+
+    def _row(self, attempt: Attempt) -> dict[str, Any]:
         if attempt.start_ticks is None and attempt.status is None:
             stat = read_stat(attempt.pid)
             attempt.start_ticks = stat.start_ticks if stat else None
-        return {
-            "attempt": attempt.id,
-            "pid": attempt.pid,
-            "start_ticks": attempt.start_ticks,
-            "at_ms": attempt.started_ms,
-        }
-
-    def _row(self, attempt: Attempt) -> dict[str, Any]:
-        self._started(attempt)
         return attempt.row()
 
     def _tell_grown(self, now: float) -> None:
