@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -81,13 +81,14 @@ from services.dispatcher.gathering import Gatherer
 from services.dispatcher.placing import Offer
 from services.dispatcher.recovery import Step
 from services.dispatcher.reporting import Sent
-from services.dispatcher.store import due, ended, runs
+from services.dispatcher.store import ended, runs
 from services.dispatcher.store.revisions import Revisions
 from services.dispatcher.submission import Outcome
+from services.dispatcher.turns import look, pause_s, with_now
 from services.kit.bus import Bus, Caller, Route
 from services.kit.clock import Clock
 from services.kit.config import Config
-from services.kit.database import Database, DatabaseUnavailable, Transaction, UniqueViolation
+from services.kit.database import Database, DatabaseUnavailable, UniqueViolation
 from services.kit.health import Health
 from services.kit.loops import Loop
 from services.kit.policy import PolicyClient
@@ -479,7 +480,7 @@ class DispatcherService:
     # -- loops
 
     async def _deliver(self) -> bool:
-        orders, more = await self._database.transact(_with_now(cancelling.deliver))
+        orders, more = await self._database.transact(with_now(cancelling.deliver))
         for worker, message in orders:
             self._send_cancel(worker, message)
         return more
@@ -495,7 +496,7 @@ class DispatcherService:
 
     async def _tick(self) -> bool | float:
         """Whatever has come due, each kind one bounded page; then when to look again, in seconds."""
-        now_due, self._could_run = await self._database.read(_look)
+        now_due, self._could_run = await self._database.read(look)
         self._hearing.look(connected=self._bus.connected)
         more = False
         if now_due.needs_stamp():
@@ -518,17 +519,17 @@ class DispatcherService:
             more |= self._follow(await self._database.transact(recovery.end_unapproved))
         if now_due.is_over(now_due.intent, SWEEP_AFTER_MS):
             self._sweep = await self._database.transact(
-                _with_now(lambda tx, now: cancelling.sweep(tx, self._revisions, self._sweep, now))
+                with_now(lambda tx, now: cancelling.sweep(tx, self._revisions, self._sweep, now))
             )
         if now_due.is_over(now_due.stop):
             self._delivering.ring()
         if now_due.is_over(now_due.ring):
             self._ringing.ring()
-        return True if more else _pause(now_due)
+        return True if more else pause_s(now_due, TICK_S)
 
     async def _reoffer(self) -> bool:
         offers, more = await self._database.transact(
-            _with_now(lambda tx, now: placing.reoffer(tx, self._revisions, now, limits.BATCH_ITEMS))
+            with_now(lambda tx, now: placing.reoffer(tx, self._revisions, now, limits.BATCH_ITEMS))
         )
         self._send_offers(offers)
         return more
@@ -539,23 +540,6 @@ class DispatcherService:
         if step.deliver:
             self._delivering.ring()
         return step.more
-
-
-async def _look(tx: Transaction) -> tuple[due.Due, list[str]]:
-    return await due.look(tx), await reading.could_run(tx)
-
-
-def _with_now(work: Callable[[Transaction, int], Awaitable[T]]) -> Callable[[Transaction], Awaitable[T]]:
-    async def run(tx: Transaction) -> T:
-        return await work(tx, await tx.now_ms())
-
-    return run
-
-
-def _pause(now_due: due.Due) -> float:
-    # Times that are over already are those that somebody else holds; they are looked at again at the usual pace.
-    ahead = [at - now_due.now for at in now_due[1:-1] if at is not None and at > now_due.now]
-    return max(0.01, min([TICK_S, *(ms / 1000 for ms in ahead)]))
 
 
 def _same_worker(caller: Caller, worker: str) -> None:
