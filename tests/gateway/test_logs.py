@@ -110,22 +110,22 @@ async def test_a_log_that_moves_while_it_is_read_arrives_whole(ledger: Ledger, h
     assert len(ledger.reads) == 1  # the rest came from the store
 
 
-@pytest.mark.parametrize(
-    ("query", "expected"),
-    [
-        ("offset=2&length=3", b"234"),
-        ("offset=8", b"89"),
-        ("offset=10", b""),
-        ("offset=99", b""),
-        ("length=0", b""),
-        ("attempt=1&offset=9", b"9"),
-    ],
-)
-async def test_ranges(ledger: Ledger, house: House, query: str, expected: bytes) -> None:
+RANGES = [
+    ("offset=2&length=3", b"234"),
+    ("offset=8", b"89"),
+    ("offset=10", b""),
+    ("offset=99", b""),
+    ("length=0", b""),
+    ("attempt=1&offset=9", b"9"),
+]
+
+
+async def test_ranges(ledger: Ledger, house: House) -> None:
     ledger.log = b"0123456789"
-    answer = await house.console().get(f"{LOG}?{query}")
-    assert answer.content == expected
-    assert answer.headers["ql3-log-total"] == "10"
+    for query, expected in RANGES:
+        answer = await house.console().get(f"{LOG}?{query}")
+        assert answer.content == expected, query
+        assert answer.headers["ql3-log-total"] == "10"
 
 
 async def test_a_log_that_retention_removed_is_gone(ledger: Ledger, house: House) -> None:
