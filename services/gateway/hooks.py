@@ -122,5 +122,5 @@ def _payload(headers: dict[str, str], body: bytes) -> Any:
         if kind == "application/json" or kind.endswith("+json"):
             return msgspec.json.decode(body)
         return body.decode()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Ql3Error("invalid", "The body is neither JSON nor text.", field="body") from error

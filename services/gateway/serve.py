@@ -31,6 +31,8 @@ BODY_S = 30.0
 """How long a client may take to send a body."""
 KEPT_BODY_BYTES = 64 * 1024
 KEY_HEADER = "idempotency-key"
+UNREAD = "ql3.unread"
+"""In the scope's state: a body may still be on its way."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.gateway")
 
@@ -56,6 +58,7 @@ def _handler(operation: Operation, desk: Desk) -> HTTPRouteHandler:
 
 
 async def _serve(operation: Operation, desk: Desk, request: Request[Any, Any, Any]) -> Response[Any]:
+    request.scope["state"][UNREAD] = operation.method != "GET"
     headers = headers_of(request)
     peer = peer_of(request.scope, desk.proxies)
     principal: Principal | None = None
@@ -120,6 +123,7 @@ async def _body(request: Request[Any, Any, Any], headers: dict[str, str], limit:
 
 async def body_of(request: Request[Any, Any, Any], headers: dict[str, str], limit: int) -> bytes:
     """A request's body, of any kind. Raises `too_large`, or `invalid` when it does not arrive."""
+    request.scope["state"][UNREAD] = True
     declared = headers.get("content-length")
     if declared is not None and (not declared.isascii() or not declared.isdigit() or int(declared) > limit):
         raise Ql3Error("too_large", f"The body may have {limit} bytes.", data={"limit": limit})
@@ -134,6 +138,7 @@ async def body_of(request: Request[Any, Any, Any], headers: dict[str, str], limi
                 parts.append(part)
     except TimeoutError:
         raise Ql3Error("invalid", f"The body did not arrive within {BODY_S:.0f} s.") from None
+    request.scope["state"][UNREAD] = False
     return b"".join(parts)
 
 
@@ -193,11 +198,11 @@ def _answer(status: int, outcome: Any) -> Response[Any]:
     return Response(msgspec.json.encode(outcome), status_code=status, media_type="application/json", headers=headers)
 
 
-def on_error(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Every error as a problem; what is not registered is logged and shows nothing of itself."""
     registered = _registered(error)
     headers = extra_headers(registered)
-    if registered.code in ("too_large", "unauthenticated") or registered.kind.status >= 500:
+    if request.scope["state"].get(UNREAD) or registered.kind.status >= 500:
         # What else the client is sending is not read to its end.
         headers["Connection"] = "close"
     return Response(
