@@ -20,7 +20,9 @@ from schemas.workers import LogRead
 def message_types() -> list[type[Message]]:
     for module in pkgutil.iter_modules(schemas.__path__):
         importlib.import_module(f"schemas.{module.name}")
-    return sorted(Message.__subclasses__(), key=lambda kind: kind.__name__)
+    # Tests of the bus make messages of their own in the same process.
+    ours = [kind for kind in Message.__subclasses__() if kind.__module__.startswith("schemas.")]
+    return sorted(ours, key=lambda kind: kind.__name__)
 
 
 def test_every_message_has_its_own_versioned_tag() -> None:
