@@ -166,10 +166,10 @@ class Holdings:
     def registered(self, released: Sequence[str], refused: Sequence[str]) -> None:
         """A session began. What is not ours any more is ended; its end is told all the same, as a late one."""
         self.kill([(name, "reconcile", None) for name in refused])
-        for name in released:
+        for name in (*released, *refused):
             held = self.held.get(name)
-            if held is not None and held.state == "accepted":
-                self.forget(held)
+            if held is not None and held.state == "accepted" and not held.in_doubt:
+                self.forget(held)  # nobody was asked to start it, and nobody waits for word of it
         for held in list(self.held.values()):
             if held.state == "accepted" and held.offer is None and not held.in_doubt:
                 self.not_started(held, "not_started", "The worker was restarted before the start.")

@@ -115,7 +115,7 @@ class WorkerService:
         )
         self.holdings.released = self._released
         self.holdings.clear = self._clear
-        self._consuming = False
+        self._consuming: asyncio.Task[None] | None = None
         self._acks: Subscription | None = None
 
     # -- life
@@ -153,6 +153,8 @@ class WorkerService:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_RUNS_S if self._stop_runs else DRAIN_S):
                     await self.holdings.nothing_held()
+        if self._consuming is not None:
+            self._consuming.cancel()
         await asyncio.gather(self.session.loop.stop(), self.intake.loop.stop(), self._sweeping.stop())
         await self.holdings.stop()
         if self._acks is not None:
@@ -162,6 +164,8 @@ class WorkerService:
     def health(self) -> list[str]:
         """Why this worker could not start a run now."""
         reasons = self.session.health()
+        if self._consuming is not None and not self._consuming.done():
+            reasons.append("its orders cannot be heard yet")
         if not self.holdings.host.connected:
             reasons.append("no process host")
         if not self._room.fits(0):
@@ -169,12 +173,14 @@ class WorkerService:
         return reasons + self.holdings.logs.health()
 
     async def _take_orders(self) -> None:
-        # Only once registered: a worker may be started before the services that declare the streams.
-        if not self._consuming:
-            self._consuming = True
-            await self._bus.consume_worker(
-                self.id,
-                {OfferAttempts: self.take_offers, CancelAttempts: self.cancel, RetireArtifacts: self.retire},
+        # Only once registered: a worker may be started before the services that declare the streams. And beside the
+        # beats: without its stream a consumer waits, and the leases of what runs must be renewed all the same.
+        if self._consuming is None:
+            self._consuming = asyncio.create_task(
+                self._bus.consume_worker(
+                    self.id,
+                    {OfferAttempts: self.take_offers, CancelAttempts: self.cancel, RetireArtifacts: self.retire},
+                )
             )
 
     # -- orders

@@ -47,7 +47,7 @@ class Client:
 
     def read(self, timeout_s: float = 0.0) -> bool:
         """Take in what is there; False if nothing came in time. Raises EOFError when the host hung up."""
-        if not select.select([self.socket], [], [], timeout_s)[0]:
+        if not _readable(self.socket.fileno(), timeout_s):
             return False
         chunk = self.socket.recv(1 << 20)
         if not chunk:
@@ -90,10 +90,24 @@ class Client:
         self.socket.close()
 
 
+def _readable(fd: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; one that only waits to be reaped does not."""
     stat = read_stat(pid)
     return stat is not None and stat.state not in "ZX"
+
+
+def wait_gone(pid: int) -> None:
+    """Until a process runs no more. Blocking."""
+    end = time.monotonic() + DEADLINE_S
+    while alive(pid):
+        assert time.monotonic() < end, f"process {pid} lives on"
+        os.sched_yield()
 
 
 def heard_from(path: Path) -> str:
@@ -102,7 +116,7 @@ def heard_from(path: Path) -> str:
     try:
         said = b""
         while not said.endswith(b"\n"):
-            assert select.select([fd], [], [], DEADLINE_S)[0], f"nothing came through {path.name}"
+            assert _readable(fd, DEADLINE_S), f"nothing came through {path.name}"
             said += os.read(fd, 4096)
         return said.decode().strip()
     finally:

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ import pytest
 import pytest_asyncio
 
 from services.kit.natsserver import NatsServer
-from tests.fixtures_nats import WAIT_S, WORKER
-from tests.worker.conftest import alive
+from tests.fixtures_nats import WORKER
+from tests.worker.conftest import alive, wait_gone
 from tests.worker.ledger import Ledger
 from tests.worker.life import Worker
 
@@ -62,7 +61,7 @@ class Lone:
         if victim in ("worker", "both"):
             await self._reap()
         if victim in ("host", "both"):
-            await asyncio.to_thread(_gone, host)
+            await asyncio.to_thread(wait_gone, host)
         if victim != "host":
             await self.start()
 
@@ -93,14 +92,6 @@ def _run(argv: list[str], first_line: bytes) -> subprocess.Popen[bytes]:
     # The other lines are its log.
     next(line for line in process.stdout if line == b"ready\n")
     return process
-
-
-def _gone(pid: int) -> None:
-    """Until a process that got SIGKILL runs no more; it may wait to be reaped by somebody else."""
-    end = time.monotonic() + WAIT_S
-    while alive(pid):
-        assert time.monotonic() < end
-        os.sched_yield()
 
 
 @pytest_asyncio.fixture

@@ -17,10 +17,9 @@ from schemas.tasks import Variable
 from schemas.workers import ArtifactsRetired, LogChunk, LogFollow, LogRead, RetireArtifacts, RetireItem
 from services.kit.artifact_store import artifact_path
 from services.kit.bus import Caller, Delivery, Route
-from services.worker.host import wire
 from services.worker.service import WorkerService
 from tests.fixtures_nats import WORKER, BusFactory, Heard
-from tests.worker.conftest import alive
+from tests.worker.conftest import alive, wait_gone
 from tests.worker.ledger import Ledger, make_revision
 from tests.worker.life import Worker, settled
 
@@ -334,9 +333,7 @@ async def test_a_replaced_session_ends_its_runs_and_takes_no_more(worker: Worker
     assert pid is not None
     ledger.beat_error = "session_replaced"
     service.session.loop.ring()
-    async with asyncio.timeout(30):
-        while service.holdings.held[attempt].state != "ended":
-            await asyncio.to_thread(wire.open_directory, "/")  # lets the loop turn
+    await asyncio.to_thread(wait_gone, pid)
     assert "a newer session of this worker exists" in service.health()
     assert len(ledger.registrations) == 1
 
@@ -403,9 +400,9 @@ async def test_a_receipt_that_nobody_here_asked_for_is_kept_apart(worker: Worker
     service.holdings.host.send_items("spawn", [item | {"context": {"offer": "o", "generation": 1}}])
     quarantine = worker.data / "worker" / "host" / "receipts" / "quarantine"
     async with asyncio.timeout(30):
-        while not await asyncio.to_thread(lambda: list(quarantine.iterdir())):
+        while not await asyncio.to_thread(lambda: list(quarantine.glob("*.record"))):
             pass
-    (kept,) = quarantine.iterdir()
+    (kept,) = quarantine.glob("*.record")
     assert foreign.encode() in kept.read_bytes()
     assert not ledger.told(foreign)
 

@@ -195,16 +195,21 @@ class Receipts:
         self.quarantined += 1
         if len(os.listdir(self._quarantine)) >= MAX_QUARANTINED:
             return
-        name = f"{sha256_hex(line)}.record"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        digest = sha256_hex(line)
+        name, temporary = f"{digest}.record", f"{digest}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(temporary, flags, 0o600, dir_fd=self._quarantine)
         try:
-            fd = os.open(name, flags, 0o600, dir_fd=self._quarantine)
-        except FileExistsError:
-            return  # the same evidence, kept before
-        with open(fd, "wb") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(fd)
+            with open(fd, "wb") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(fd)
+            with contextlib.suppress(FileExistsError):  # the same evidence, kept before
+                os.link(
+                    temporary, name, src_dir_fd=self._quarantine, dst_dir_fd=self._quarantine, follow_symlinks=False
+                )
+        finally:
+            os.unlink(temporary, dir_fd=self._quarantine)
         os.fsync(self._quarantine)
 
 
