@@ -21,7 +21,7 @@ MEMORY: Final = (Path("/dev/shm"), Path("/run"))  # noqa: S108 - used only as a 
 
 
 class Files:
-    """The files of attempts. `public` is a directory of the worker; `name` tells workers of one machine apart."""
+    """The files of attempts. `public` is a directory of the worker; `name` tells data folders of one machine apart."""
 
     def __init__(self, public: Path, name: str, memory: Collection[Path] = MEMORY) -> None:
         self._public = public

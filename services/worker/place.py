@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import platform
 import secrets
@@ -44,6 +45,8 @@ class Directories:
         self.work = data.absolute() / "work"
         self.files = self.root / "files"
         self.environments = self.root / "environments"
+        self.mark = hashlib.sha256(str(self.root).encode()).hexdigest()[:16]
+        """Tells this data folder apart from others of the same machine."""
         self._lock = -1
 
     def own(self) -> None:

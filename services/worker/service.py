@@ -97,7 +97,7 @@ class WorkerService:
             send_chunk=self._send_chunk,
         )
         self._supplies = Supplies(
-            files=Files(self._directories.files, self.id),
+            files=Files(self._directories.files, self._directories.mark),
             runtimes=Runtimes(self._directories.environments, for_installers(os.environ)),
             secrets=self._open_secrets,
         )

@@ -76,10 +76,13 @@ class Trees:
     def __init__(self) -> None:
         self._by_tag: dict[int, str] = {}
         self._by_session: dict[int, str] = {}
-        self._known: dict[Key, str | None] = {}
+        self._known: dict[Key, str] = {}
+        self._foreign: set[Key] = set()
+        """Processes that were looked at and belong to none of the attempts; forgotten when one is added."""
 
     def add(self, attempt: str, tag: int, pid: int) -> None:
         """An attempt and its first process (0: not known)."""
+        self._foreign.clear()
         self._by_tag[tag] = attempt
         if pid:
             self._by_session[pid] = attempt
@@ -139,10 +142,14 @@ class Trees:
         found: dict[str, list[Stat]] = {}
         own = os.getpid()
         for stat in everybody().values():
-            if stat.pid != own and stat.state not in "ZX" and stat.session != 0:
-                owner = self.owner(stat)
-                if owner in wanted:
-                    found.setdefault(owner, []).append(stat)
+            key = (stat.pid, stat.start_ticks)
+            if stat.pid == own or stat.state in "ZX" or stat.session == 0 or key in self._foreign:
+                continue
+            owner = self.owner(stat)
+            if owner in wanted:
+                found.setdefault(owner, []).append(stat)
+            elif owner is None:
+                self._foreign.add(key)
         return found
 
     def _collect(self, attempt: str, root: Stat, below: dict[int, list[Stat]], into: list[Stat]) -> None:
