@@ -14,6 +14,7 @@ from schemas.identity import Subject
 from schemas.runs import RunOrder, SubmitRuns, TriggerType
 from schemas.tasks import ExecutionRevision
 from services.kit.ids import new_id
+from services.scheduler.executions import Pinned
 
 SENDER: Final = "scheduler"
 KEY_PREFIX: Final = "ql3:"
@@ -59,7 +60,7 @@ def request_digest(task_id: str, inputs: Any, priority: int | None, trigger_type
 
 
 def for_fire(
-    revision: ExecutionRevision,
+    pinned: Pinned,
     *,
     trigger_id: str,
     trigger_revision: int,
@@ -76,8 +77,8 @@ def for_fire(
     order = RunOrder(
         order_id=new_id(),
         run_id=new_id(),
-        project=revision.project,
-        revision=revision.digest,
+        project=pinned.revision.project,
+        revision=pinned.digest,
         trigger_type=trigger_type,
         requested_by=Subject(type="system", id=f"trigger:{trigger_id}"),
         created_at_ms=now_ms,
@@ -88,11 +89,11 @@ def for_fire(
         inputs=inputs,
         parent_run_id=parent_run_id,
     )
-    return Admission(order, revision, trigger_revision)
+    return Admission(order, pinned.revision, trigger_revision)
 
 
 def for_person(
-    revision: ExecutionRevision,
+    pinned: Pinned,
     *,
     trigger_type: TriggerType,
     requested_by: Subject,
@@ -106,8 +107,8 @@ def for_person(
     order = RunOrder(
         order_id=order_id,
         run_id=new_id(),
-        project=revision.project,
-        revision=revision.digest,
+        project=pinned.revision.project,
+        revision=pinned.digest,
         trigger_type=trigger_type,
         requested_by=requested_by,
         created_at_ms=now_ms,
@@ -115,7 +116,7 @@ def for_person(
         priority=priority,
         inputs=inputs,
     )
-    return Admission(order, revision)
+    return Admission(order, pinned.revision)
 
 
 def messages(admissions: Iterable[Admission]) -> Iterator[SubmitRuns]:

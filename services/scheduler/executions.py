@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from schemas.errors import Ql3Error
 from schemas.tasks import ExecutionRevision
@@ -14,14 +14,21 @@ from services.scheduler.store import tasks as store
 KEPT: Final = 1_024
 
 
+class Pinned(NamedTuple):
+    """An execution revision and its digest, which is costly to make."""
+
+    revision: ExecutionRevision
+    digest: str
+
+
 class Executions:
     """Execution revisions by task and revision; at most `KEPT` stay in memory."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, int], ExecutionRevision] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int], Pinned] = OrderedDict()
         self._parameters: OrderedDict[tuple[str, int], dict[str, Any] | None] = OrderedDict()
 
-    async def load(self, tx: Transaction, task_id: str, revision: int) -> ExecutionRevision:
+    async def load(self, tx: Transaction, task_id: str, revision: int) -> Pinned:
         """Raises `revision_unavailable` when it is not there or not what was written."""
         key = (task_id, revision)
         found = self._kept.get(key)
@@ -31,14 +38,11 @@ class Executions:
         row = await store.execution(tx, task_id, revision)
         if row is None:
             raise Ql3Error("revision_unavailable", data={"task_id": task_id, "revision": revision})
-        found = rules.read_execution(
-            row["execution_template"],
-            row["environment_recipe"],
-            row["context_ref"],
-            task_id,
-            revision,
-            row["content_digest"],
+        digest: str = row["content_digest"]
+        whole = rules.read_execution(
+            row["execution_template"], row["environment_recipe"], row["context_ref"], task_id, revision, digest
         )
+        found = Pinned(whole, digest)
         self._kept[key] = found
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)

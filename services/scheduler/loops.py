@@ -171,7 +171,7 @@ class AdmissionLoop:
             raise Ql3Error("internal_error") from error
         fires, missed = decision.fires, list(decision.missed)
         if fires:
-            revision = await self._executions.load(tx, row["task_id"], task["revision"])
+            pinned = await self._executions.load(tx, row["task_id"], task["revision"])
             parameters = await self._executions.parameters(tx, row["project"], row["task_id"], task["revision"])
             try:
                 inputs = check_inputs(parameters, plan.spec.inputs)
@@ -181,7 +181,7 @@ class AdmissionLoop:
             else:
                 done.admissions += [
                     for_fire(
-                        revision,
+                        pinned,
                         trigger_id=row["trigger_id"],
                         trigger_revision=row["trigger_revision"],
                         trigger_type=cast(TriggerType, spec["kind"]),

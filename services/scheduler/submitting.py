@@ -155,8 +155,8 @@ class Submitter:
 
 async def admission_of(tx: Transaction, executions: Executions, row: Row) -> Admission:
     """An order as it was admitted."""
-    revision = await executions.load(tx, row["task_id"], row["task_revision"])
-    return Admission(msgspec.json.decode(row["run_order"], type=RunOrder), revision)
+    pinned = await executions.load(tx, row["task_id"], row["task_revision"])
+    return Admission(msgspec.json.decode(row["run_order"], type=RunOrder), pinned.revision)
 
 
 async def queue_orders(tx: Transaction, admissions: Sequence[Admission]) -> None:

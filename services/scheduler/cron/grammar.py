@@ -124,6 +124,7 @@ def parse(expression: str, *, seed: str = "") -> Schedule:
     return _cron(text, seed if "H" in text else "")
 
 
+@lru_cache(maxsize=16_384)
 def normalise(expression: str) -> str:
     """The one spelling of an expression that is stored: single spaces, lower-case names, upper-case L, W and H."""
     if len(expression) > EXPRESSION_CHARS:

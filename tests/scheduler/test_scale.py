@@ -1,0 +1,109 @@
+"""Many triggers: the loops look at what is due and at nothing else, in batches, in order."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from services.kit.clock import ManualClock
+from services.kit.database import Database, Statement, Transaction
+from services.scheduler.store import admissions, schedules, triggers
+from tests.scheduler.conftest import PROJECT, Room, cron
+
+MANY = 3_000
+DUE = 700
+
+
+async def populate(room: Room, count: int) -> None:
+    """That many triggers of one task, a second apart from each other, copied from one that was made properly."""
+    await room.create("many", cron("0 0 1 1 *"))
+    numbers = {
+        "sqlite": f"WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < {count}) SELECT x FROM n",
+        "postgresql": f"SELECT x FROM generate_series(1, {count}) AS s(x)",
+    }[room.database.dialect]
+    new_id = {
+        "sqlite": "printf('01990000-0000-7000-8000-%012d', n.x)",
+        "postgresql": "'01990000-0000-7000-8000-' || lpad(n.x::text, 12, '0')",
+    }[room.database.dialect]
+    for sql in (
+        f"INSERT INTO triggers (id, project, task_id, kind, revision, version, enabled, created_at_ms, updated_at_ms) "
+        f"SELECT {new_id}, t.project, t.task_id, t.kind, 1, 1, 1, t.created_at_ms, t.updated_at_ms "
+        f"FROM triggers t, ({numbers}) n",
+        f"INSERT INTO trigger_revisions (trigger_id, revision, spec, content_digest, request_digest, created_by_type, "
+        f"created_by_id, created_at_ms) SELECT {new_id}, 1, r.spec, r.content_digest, r.request_digest, 'user', 'x', "
+        f"r.created_at_ms FROM trigger_revisions r, ({numbers}) n",
+        f"INSERT INTO schedules (trigger_id, project, task_id, trigger_revision, anchor_ms, decided_through_ms, "
+        f"next_fire_at_ms, wake_at_ms, updated_at_ms) SELECT {new_id}, s.project, s.task_id, 1, s.anchor_ms, "
+        f"s.decided_through_ms, s.next_fire_at_ms, s.wake_at_ms + n.x * 1000, 0 FROM schedules s, ({numbers}) n",
+        f"INSERT INTO schedule_admissions (id, run_id, project, task_id, task_revision, idempotency_key, request_digest, "
+        f"run_order, status, created_at_ms, closed_at_ms) SELECT {new_id}, {new_id}, t.project, t.id, 1, {new_id}, "
+        f"'{'0' * 64}', '{'x' * 500}', 'committed', n.x, n.x FROM task_definitions t, ({numbers}) n",
+    ):
+        await room.database.transact(lambda tx, sql=sql: tx.execute(Statement(sql)))
+
+
+async def plan(database: Database, statement: Statement, *args: Any) -> str:
+    """How the database would run it."""
+    if database.dialect == "sqlite":
+        explained = Statement(f"EXPLAIN QUERY PLAN {statement.sqlite}")
+        rows = await database.transact(lambda tx: tx.fetch(explained, *args))
+        return "\n".join(str(row["detail"]) for row in rows)
+    explained = Statement("-", postgresql=f"EXPLAIN {statement.postgresql}")
+    rows = await database.transact(lambda tx: tx.fetch(explained, *args))
+    return "\n".join(str(row["QUERY PLAN"]) for row in rows)
+
+
+LOOPS: list[tuple[Statement, tuple[Any, ...]]] = [
+    (schedules._CLAIM, (1, 256)),
+    (schedules._NEXT_WAKE, ()),
+    (schedules._SPECS, ('["01990000-0000-7000-8000-000000000001"]',)),
+    (admissions._DUE, (1, 256)),
+    (admissions._OPEN_BY_IDS, ('["x"]',)),
+    (admissions._PRUNE, (1, 256)),
+    (triggers._LAST_MISSED, ('["01990000-0000-7000-8000-000000000001"]',)),
+    (triggers._OF_KIND, ("boot", "", 256)),
+]
+
+
+_SCAN = re.compile(
+    r"SCAN (?!json_each|\(|r\b|CONSTANT)(\w+)(?! USING)|Seq Scan on (schedules|triggers|trigger_r\w+|schedule_a\w+)"
+)
+
+
+async def test_no_loop_scans_a_table(room: Room) -> None:
+    await populate(room, MANY)
+    if room.database.dialect == "postgresql":
+        server = room.database
+        for table in ("schedules", "triggers", "trigger_revisions", "schedule_admissions", "missed_fires"):
+            await server.transact(lambda tx, table=table: tx.execute(Statement(f"ANALYZE {table}")))
+    for statement, args in LOOPS:
+        how = await plan(room.database, statement, *args)
+        scans = _SCAN.findall(how)
+        assert not scans, f"{statement}\n{how}"
+
+
+async def test_what_is_due_is_admitted_in_batches_in_order(room: Room, clock: ManualClock) -> None:
+    await populate(room, MANY)
+    first = (await room.rows("SELECT min(wake_at_ms) AS wake FROM schedules"))[0]["wake"]
+    fetched: list[int] = []
+    claim = schedules.claim
+
+    async def counted(tx: Transaction, until_ms: int, limit: int) -> Any:
+        rows = await claim(tx, until_ms, limit)
+        fetched.append(len(rows))
+        assert all(one["wake_at_ms"] <= two["wake_at_ms"] for one, two in pairwise(rows))
+        return rows
+
+    clock.advance(first + DUE * 1000 - clock.now_ms())
+    await room.projects.learn([PROJECT])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedules, "claim", counted)
+        await room.look()
+    assert len(room.ledger.runs) == DUE + 1
+    assert max(fetched) <= 256
+    assert sum(fetched) == DUE + 1
+    left = (await room.rows("SELECT count(*) AS count FROM schedules WHERE wake_at_ms <= $1", clock.now_ms()))[0]
+    assert left["count"] == 0
