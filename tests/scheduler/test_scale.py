@@ -38,8 +38,9 @@ async def populate(room: Room, count: int) -> None:
         f"INSERT INTO schedules (trigger_id, project, task_id, trigger_revision, anchor_ms, decided_through_ms, "
         f"next_fire_at_ms, wake_at_ms, updated_at_ms) SELECT {new_id}, s.project, s.task_id, 1, s.anchor_ms, "
         f"s.decided_through_ms, s.next_fire_at_ms, s.wake_at_ms + n.x * 1000, 0 FROM schedules s, ({numbers}) n",
-        f"INSERT INTO schedule_admissions (id, run_id, project, task_id, task_revision, idempotency_key, request_digest, "
-        f"run_order, status, created_at_ms, closed_at_ms) SELECT {new_id}, {new_id}, t.project, t.id, 1, {new_id}, "
+        f"INSERT INTO schedule_admissions (id, run_id, project, task_id, task_revision, idempotency_key, "
+        f"request_digest, run_order, status, created_at_ms, closed_at_ms) "
+        f"SELECT {new_id}, {new_id}, t.project, t.id, 1, {new_id}, "
         f"'{'0' * 64}', '{'x' * 500}', 'committed', n.x, n.x FROM task_definitions t, ({numbers}) n",
     ):
         await room.database.transact(lambda tx, sql=sql: tx.execute(Statement(sql)))

@@ -69,11 +69,18 @@ _WITHDRAWN = Statement("""
     UPDATE schedule_admissions SET status = 'withdrawn', ring_at_ms = NULL, closed_at_ms = $2
     WHERE id {in:$1} AND status = 'withdrawing'
 """)
-_PRUNE = Statement("""
+_PRUNE = Statement(
+    """
     DELETE FROM schedule_admissions WHERE id IN (
       SELECT id FROM schedule_admissions WHERE closed_at_ms < $1 ORDER BY closed_at_ms, id LIMIT $2
     ) RETURNING scheduled_for_ms
-""")
+    """,
+    postgresql="""
+    DELETE FROM schedule_admissions WHERE id = ANY (ARRAY (
+      SELECT id FROM schedule_admissions WHERE closed_at_ms < $1 ORDER BY closed_at_ms, id LIMIT $2
+    )) RETURNING scheduled_for_ms
+    """,
+)
 _OPEN = Statement("SELECT count(*) AS count FROM schedule_admissions WHERE ring_at_ms IS NOT NULL")
 
 
