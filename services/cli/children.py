@@ -55,7 +55,10 @@ def end(child: Child, *, grace_s: float) -> None:
                 signal.pidfd_send_signal(descriptor, number)
             except ProcessLookupError:
                 return
-            if select.select([descriptor], [], [], patience)[0]:
+            # Not select(): it cannot take a descriptor above 1023.
+            waiter = select.poll()
+            waiter.register(descriptor, select.POLLIN)
+            if waiter.poll(patience * 1000):
                 return
     finally:
         os.close(descriptor)
