@@ -240,6 +240,8 @@ class Host:
                 self._start(item)
             except RefusedError as refused:
                 self._refuse(item["attempt"], refused.code)
+            if not self._queue:
+                self._spawner.leave()
 
     def _start(self, item: dict[str, Any]) -> None:
         # The window that dispatcher granted, on the clock that suspend does not stop; both ends are on this machine.

@@ -83,7 +83,10 @@ class Spawner:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._own_nofile)
             resource.setrlimit(resource.RLIMIT_RTTIME, self._rttime)
             os.umask(before)
-            os.chdir("/")
+
+    def leave(self) -> None:
+        """Go back to the root after a batch: a working directory in use could not be unmounted."""
+        os.chdir("/")
 
     def _tag(self, tag: int) -> None:
         hard = self._rttime[1]
