@@ -53,6 +53,8 @@ class RunOrder(Value, frozen=True, kw_only=True):
     inputs: dict[str, Any] | None = None
     parent_run_id: Id | None = None
     request_id: Annotated[str, Meta(max_length=128)] | None = None
+    hold: bool = False
+    """A rule of the project wants an approval before this run, whatever its task says."""
 
 
 class SubmitRuns(Message, frozen=True, kw_only=True, tag="runs.submit/1"):

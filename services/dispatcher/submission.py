@@ -183,11 +183,11 @@ class _Batch:
                 # An offer that is too large for a message would be rung for ever.
                 return Outcome(order.order_id, error="too_large", detail="The inputs are larger than 64 KiB.")
             self._inputs[order.run_id] = inputs.decode()
-        case = await self._go_on(case, revision)
+        case = await self._go_on(case, revision, hold_it=order.hold)
         self._changes.append(Change(None, case))
         return Outcome(order.order_id, case.run)
 
-    async def _go_on(self, case: Case, revision: ExecutionRevision) -> Case:
+    async def _go_on(self, case: Case, revision: ExecutionRevision, *, hold_it: bool) -> Case:
         terms, now = revision.terms, self._now
         if terms.overlap.policy != "allow":
             entry = await self._overlap(case, revision)
@@ -195,7 +195,7 @@ class _Batch:
                 return end_unstarted(
                     case, "cancelled", now, error_code=entry.refused, summary=_OVERLAP_SUMMARY[entry.refused]
                 )
-        if terms.needs_approval:
+        if terms.needs_approval or hold_it:
             held = hold(case)
             self._holds.append(
                 HoldRecord(

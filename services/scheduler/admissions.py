@@ -71,6 +71,7 @@ def for_fire(
     scheduled_for_ms: int | None = None,
     not_before_ms: int | None = None,
     parent_run_id: str | None = None,
+    hold: bool = False,
 ) -> Admission:
     """The order of one occasion of a trigger (an instant, a call, another run); its key is the same, whoever asks."""
     key = f"{KEY_PREFIX}{trigger_type}:v1:{trigger_id}:{trigger_revision}:{occasion}"
@@ -88,6 +89,7 @@ def for_fire(
         not_before_ms=not_before_ms,
         inputs=inputs,
         parent_run_id=parent_run_id,
+        hold=hold,
     )
     return Admission(order, pinned.revision, trigger_revision)
 
@@ -100,6 +102,7 @@ def for_person(
     idempotency_key: str | None,
     priority: int | None,
     inputs: dict[str, Any] | None,
+    hold: bool,
     now_ms: int,
 ) -> Admission:
     """The order of a person or program that runs a task now."""
@@ -115,6 +118,7 @@ def for_person(
         idempotency_key=idempotency_key or f"{KEY_PREFIX}run:v1:{order_id}",
         priority=priority,
         inputs=inputs,
+        hold=hold,
     )
     return Admission(order, pinned.revision)
 

@@ -182,6 +182,7 @@ class Occasions:
     async def backfill(self, ask: TriggerBackfill, decision: PolicyDecision) -> BackfillAnswer:
         """Run the instants of a window that has passed, spread over time, or say which they would be."""
         now_ms = self._clock.now_ms()
+        hold = decision.effect == "require_approval"
         if ask.until_ms < ask.from_ms:
             raise Ql3Error("invalid", "The window ends before it begins.", field="until_ms")
         if ask.until_ms > now_ms:
@@ -214,7 +215,7 @@ class Occasions:
             if ask.dry_run or not wanted:
                 return answer, []
             made = [
-                await self._backfill_one(tx, row, ask, instant, now_ms + number * ask.every_ms, known)
+                await self._backfill_one(tx, row, ask, instant, now_ms + number * ask.every_ms, known, hold=hold)
                 for number, instant in enumerate(wanted)
             ]
             stored: list[Admission] = []
@@ -232,11 +233,21 @@ class Occasions:
         return answer
 
     async def _backfill_one(
-        self, tx: Transaction, row: Row, ask: TriggerBackfill, instant: int, starts_ms: int, known: set[int]
+        self,
+        tx: Transaction,
+        row: Row,
+        ask: TriggerBackfill,
+        instant: int,
+        starts_ms: int,
+        known: set[int],
+        *,
+        hold: bool,
     ) -> Admission:
         occasion = f"{instant}:{ask.mutation_id}" if instant in known else str(instant)
         later = starts_ms if starts_ms > self._clock.now_ms() else None
-        made = await self._admission(tx, row, "backfill", occasion, scheduled_for_ms=instant, not_before_ms=later)
+        made = await self._admission(
+            tx, row, "backfill", occasion, scheduled_for_ms=instant, not_before_ms=later, hold=hold
+        )
         if instant not in known:
             return made
         return Admission(made.order, made.revision, made.trigger_revision, again=True)
@@ -254,6 +265,7 @@ class Occasions:
         scheduled_for_ms: int | None = None,
         not_before_ms: int | None = None,
         parent_run_id: str | None = None,
+        hold: bool = False,
     ) -> Admission:
         task = (await tasks.current_executions(tx, [row["task_id"]])).get(row["task_id"])
         if task is None or task["deleted"] or not task["enabled"]:
@@ -272,6 +284,7 @@ class Occasions:
             scheduled_for_ms=scheduled_for_ms,
             not_before_ms=not_before_ms,
             parent_run_id=parent_run_id,
+            hold=hold,
         )
 
     async def _store(self, tx: Transaction, made: Sequence[Admission]) -> list[Admission]:

@@ -156,6 +156,7 @@ class RunDesk:
             idempotency_key=ask.idempotency_key,
             priority=ask.priority,
             inputs=check_inputs(parameters, ask.inputs),
+            hold=ask.decision.effect == "require_approval",
             now_ms=now_ms,
         )
 

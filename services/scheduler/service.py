@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import structlog
 
 from schemas import limits
@@ -53,6 +55,7 @@ from schemas.tasks import (
     TaskRun,
     TaskRunBatch,
     TasksApply,
+    TaskSpec,
     TaskUpdate,
 )
 from schemas.triggers import (
@@ -87,6 +90,7 @@ from services.scheduler.executions import Executions
 from services.scheduler.files import Files
 from services.scheduler.loops import SLEEP_S, AdmissionLoop, PruneLoop, RingLoop
 from services.scheduler.occasions import BootLoop, ChainLoop, Occasions
+from services.scheduler.permits import Permits
 from services.scheduler.projects import Projects, scheduler_actor
 from services.scheduler.running import RunAsk, RunDesk
 from services.scheduler.store import schedules
@@ -115,6 +119,7 @@ class SchedulerService:
         self._actor = scheduler_actor(clock.now_ms())
         executions = Executions()
         self._projects = Projects(self._may_start)
+        self._permits = Permits(database, self._check_start)
         self._catalogue = Catalogue(database, clock)
         self._timetable = Timetable(database, clock)
         self._files = Files(database, clock, self._catalogue, self._timetable)
@@ -244,18 +249,18 @@ class SchedulerService:
     async def _create_task(self, ask: TaskCreate, _caller: Caller) -> TaskAnswer:
         labels = ask.spec.terms.labels
         decision = await self._policy.require(ask.actor, ask.project, "task.create", labels=labels)
-        await self._require_secrets(ask)
+        await self._require_secrets(ask.actor, ask.project, ask.spec)
         return TaskAnswer(task=await self._catalogue.create(ask, decision))
 
     async def _update_task(self, ask: TaskUpdate, _caller: Caller) -> TaskAnswer:
         decision = await self._about_task(ask.actor, ask.project, ask.task, "task.update")
-        await self._require_secrets(ask)
+        await self._require_secrets(ask.actor, ask.project, ask.spec)
         return TaskAnswer(task=await self._catalogue.update(ask, decision))
 
-    async def _require_secrets(self, ask: TaskCreate | TaskUpdate) -> None:
+    async def _require_secrets(self, actor: Actor, project: str, spec: TaskSpec) -> None:
         # Whoever may name a secret in a task can read it, in the process that the task starts.
-        if any(variable.secret is not None for variable in ask.spec.execution.environment):
-            await self._policy.require(ask.actor, ask.project, "secret.use", labels=ask.spec.terms.labels)
+        if any(variable.secret is not None for variable in spec.execution.environment):
+            await self._policy.require(actor, project, "secret.use", labels=spec.terms.labels)
 
     async def _enable_task(self, ask: TaskEnable, _caller: Caller) -> TaskAnswer:
         decision = await self._about_task(ask.actor, ask.project, ask.task, "task.update")
@@ -274,8 +279,13 @@ class SchedulerService:
         return await self._catalogue.list(ask)
 
     async def _apply(self, ask: TasksApply, _caller: Caller) -> ApplyAnswer:
-        await self._policy.require(ask.actor, ask.project, "task.create")
         decision = await self._policy.require(ask.actor, ask.project, "task.update")
+        stored = await self._permits.labels(ask.project, [task.name for task in ask.tasks])
+        for task in ask.tasks:
+            for labels in (task.spec.terms.labels, stored[task.name]):
+                await self._policy.require(ask.actor, ask.project, "task.create", labels=labels)
+                await self._policy.require(ask.actor, ask.project, "task.update", labels=labels)
+            await self._require_secrets(ask.actor, ask.project, task.spec)
         return await self._files.apply(ask, decision)
 
     async def _list_revisions(self, ask: RevisionList, _caller: Caller) -> RevisionPage:
@@ -288,6 +298,10 @@ class SchedulerService:
 
     async def _restore_task(self, ask: TaskRestore, _caller: Caller) -> TaskAnswer:
         decision = await self._about_task(ask.actor, ask.project, ask.task, "task.update")
+        old = await self._catalogue.get(
+            TaskRead(actor=ask.actor, project=ask.project, task=ask.task, revision=ask.revision)
+        )
+        await self._require_secrets(ask.actor, ask.project, old.spec)
         return TaskAnswer(task=await self._catalogue.restore(ask, decision))
 
     async def _about_task(self, actor: Actor, project: str, task: str, permission: str) -> PolicyDecision:
@@ -296,13 +310,16 @@ class SchedulerService:
         labels = await self._catalogue.labels(project, task)
         return await self._policy.require(actor, project, permission, labels=labels)
 
+    async def _check_start(self, actor: Actor, project: str, labels: Mapping[str, str]) -> PolicyDecision:
+        return await self._policy.check(actor, project, "run.start", labels=labels)
+
     async def _run_task(self, ask: TaskRun, _caller: Caller) -> RunAnswer:
         running.check(ask.inputs, ask.idempotency_key)
-        decision = await self._policy.require(ask.actor, ask.project, "run.start")
+        permits = await self._permits.may_run(ask.actor, ask.project, [ask.task])
         result = await self._desk.run(
             RunAsk(
                 actor=ask.actor,
-                decision=decision,
+                decision=permits[ask.task],
                 project=ask.project,
                 task=ask.task,
                 trigger_type=ask.trigger_type,
@@ -321,11 +338,11 @@ class SchedulerService:
                 running.check(item.inputs, item.idempotency_key)
             except Ql3Error as error:
                 raise Ql3Error(error.code, error.detail, field=f"runs[{index}].{error.field}") from error
-        decision = await self._policy.require(ask.actor, ask.project, "run.start")
+        permits = await self._permits.may_run(ask.actor, ask.project, [item.task for item in ask.runs])
         asks = [
             RunAsk(
                 actor=ask.actor,
-                decision=decision,
+                decision=permits[item.task],
                 project=ask.project,
                 task=item.task,
                 trigger_type=ask.trigger_type,
@@ -363,8 +380,10 @@ class SchedulerService:
         return await self._occasions.call(ask)
 
     async def _backfill(self, ask: TriggerBackfill, _caller: Caller) -> BackfillAnswer:
-        decision = await self._policy.require(ask.actor, ask.project, "run.start")
-        return await self._occasions.backfill(ask, decision)
+        await self._policy.require(ask.actor, ask.project, "trigger.read")
+        task = await self._timetable.task_of(ask.project, ask.trigger)
+        permits = await self._permits.may_run(ask.actor, ask.project, [task])
+        return await self._occasions.backfill(ask, permits[task])
 
     async def _list_triggers(self, ask: TriggerList, _caller: Caller) -> TriggerPage:
         await self._policy.require(ask.actor, ask.project, "trigger.read")

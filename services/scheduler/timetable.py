@@ -412,6 +412,11 @@ class Timetable:
 
         return await self._mutate(work)
 
+    async def task_of(self, project: str, trigger: str) -> str:
+        """The id of a trigger's task. Raises `not_found`."""
+        row = await self._database.read(lambda tx: _trigger(tx, project, trigger))
+        return str(row["task_id"])
+
     async def list(self, ask: TriggerList) -> TriggerPage:
         """Triggers of a project, or of one task."""
 

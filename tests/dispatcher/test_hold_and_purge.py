@@ -48,6 +48,12 @@ async def test_an_approved_run_is_queued_once(ledger: Ledger) -> None:
     assert (await ledger.events(run.id)) == ["run.created", "run.waiting_approval", "run.queued", "attempt.claimed"]
 
 
+async def test_a_rule_of_the_project_holds_what_the_task_itself_does_not(ledger: Ledger) -> None:
+    (run,) = await ledger.submit(revision(), hold=True)
+    assert (run.status, run.attempt) == ("waiting_approval", 0)
+    assert (await release(ledger, run.id, "approved")).run_status == "queued"
+
+
 @pytest.mark.parametrize(
     ("outcome", "status", "code"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas.base import decode
@@ -15,6 +16,7 @@ from schemas.endpoints import (
     POLICY_CHECK,
     RUNS_CANCEL,
     RUNS_SUBMIT,
+    TASKS_APPLY,
     TASKS_CREATE,
     TASKS_DELETE,
     TASKS_ENABLE,
@@ -39,11 +41,13 @@ from schemas.tasks import (
     TaskCreate,
     TaskDelete,
     TaskEnable,
+    TaskFile,
     TaskList,
     TaskRead,
     TaskRun,
     TaskRunBatch,
     TaskRunItem,
+    TasksApply,
     TaskSpec,
     TaskUpdate,
     Terms,
@@ -68,15 +72,18 @@ class Authority:
         self.denied: set[str] = set()
 
     async def check(self, message: PolicyCheck, _caller: Caller) -> PolicyDecision:
+        if message.actor.type == "agent":
+            return _answer("require_approval", "agent_action_requires_approval")
+        if message.permission == "run.start" and message.labels.get("env") == "prod":
+            return _answer("require_approval", "project_rule")
         known = message.actor.id in (OWNER.id, "scheduler") and message.permission not in self.denied
         archived = message.project in self.archived and not message.permission.endswith(".read")
         reason = "project_archived" if archived else "role_grant" if known else "subject_unbound"
-        return PolicyDecision(
-            effect="allow" if known and not archived else "deny",
-            reasons=[reason],
-            project_version=1,
-            binding_version=1,
-        )
+        return _answer("allow" if known and not archived else "deny", reason)
+
+
+def _answer(effect: Any, reason: str) -> PolicyDecision:
+    return PolicyDecision(effect=effect, reasons=[reason], project_version=1, binding_version=1)
 
 
 class Dispatcher:
@@ -167,6 +174,9 @@ async def test_a_task_that_names_a_secret_needs_the_right_to_use_one(house: Hous
     update = TaskUpdate(actor=OWNER, project=PROJECT, task="plain", expected_revision=1, spec=wanted)
     with pytest.raises(Ql3Error) as refused:
         await house.ask(TASKS_UPDATE, update)
+    assert code_of(refused.value) == "forbidden"
+    with pytest.raises(Ql3Error) as refused:
+        await house.ask(TASKS_APPLY, TasksApply(actor=OWNER, project=PROJECT, tasks=[TaskFile(name="a", spec=wanted)]))
     assert code_of(refused.value) == "forbidden"
     house.authority.denied = set()
     labelled = TaskSpec(execution=wanted.execution, terms=Terms(labels={"asks": "anew"}))
@@ -262,6 +272,22 @@ async def test_a_stranger_learns_and_changes_nothing(house: House) -> None:
         assert code_of(refused.value) == "forbidden", endpoint
     assert house.dispatcher.ledger.runs == {}
     assert len((await house.ask(TASKS_LIST, TaskList(actor=OWNER, project=PROJECT))).items) == 1
+
+
+async def test_a_rule_of_the_project_holds_the_runs_of_labelled_tasks(house: House) -> None:
+    for name, labels in (("plain", {}), ("labelled", {"env": "prod"})):
+        ask = TaskCreate(actor=OWNER, project=PROJECT, name=name, spec=spec(labels=labels))
+        await house.ask(TASKS_CREATE, ask)
+        await house.ask(TASKS_RUN, TaskRun(actor=OWNER, project=PROJECT, task=name))
+    batch = [TaskRunItem(task="labelled"), TaskRunItem(task="plain")]
+    await house.ask(TASKS_RUN_BATCH, TaskRunBatch(actor=OWNER, project=PROJECT, runs=batch))
+    assert [order.hold for order in house.dispatcher.ledger.runs.values()] == [False, True, True, False]
+    # An agent's run is not even made before somebody approved it.
+    agent = msgspec.structs.replace(OWNER, type="agent")
+    with pytest.raises(Ql3Error) as refused:
+        await house.ask(TASKS_RUN, TaskRun(actor=agent, project=PROJECT, task="plain"))
+    assert code_of(refused.value) == "approval_required"
+    assert len(house.dispatcher.ledger.runs) == 4
 
 
 async def test_what_is_disabled_ahead_is_taken_back_at_the_dispatcher(house: House) -> None:

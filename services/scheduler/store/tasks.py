@@ -55,6 +55,10 @@ _FIND_MANY = Statement(f"""
     JOIN task_revisions r ON r.task_id = t.id AND r.revision = t.revision
     WHERE t.project = $1 AND t.deleted = 0 AND (t.name {{in:$2}} OR t.id {{in:$2}})
 """)  # noqa: S608
+_LABELS = Statement("""
+    SELECT t.id, t.name AS task, l.name, l.value FROM task_definitions t JOIN task_labels l ON l.task_id = t.id
+    WHERE t.project = $1 AND t.deleted = 0 AND (t.name {in:$2} OR t.id {in:$2})
+""")
 _AT_REVISION = Statement("SELECT spec, content_digest FROM task_revisions WHERE task_id = $1 AND revision = $2")
 _REVISIONS = Statement("""
     SELECT revision, content_digest, created_by_type, created_by_id, created_at_ms FROM task_revisions
@@ -166,6 +170,15 @@ async def find(tx: Transaction, project: str, task: str) -> Row | None:
 async def find_many(tx: Transaction, project: str, tasks: list[str]) -> list[Row]:
     """Tasks by names or ids."""
     return await tx.fetch(_FIND_MANY, project, json_set(tasks))
+
+
+async def labels_of(tx: Transaction, project: str, tasks: list[str]) -> dict[str, dict[str, str]]:
+    """Labels of tasks, under their names and under their ids; those without any are left out."""
+    found: dict[str, dict[str, str]] = {}
+    for row in await tx.fetch(_LABELS, project, json_set(tasks)):
+        for key in (row["id"], row["task"]):
+            found.setdefault(key, {})[row["name"]] = row["value"]
+    return found
 
 
 async def at_revision(tx: Transaction, task_id: str, revision: int) -> Row | None:

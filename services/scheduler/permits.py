@@ -1,0 +1,68 @@
+"""Who may run which task now: what policy answers about its labels. A rule of the project holds the run."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
+
+from schemas.errors import Ql3Error
+from schemas.identity import Actor, PolicyDecision
+from schemas.limits import DECISION_VALID_MS
+from services.kit.database import Database
+from services.scheduler.store import tasks as store
+
+KEPT: Final = 4_096
+
+Check = Callable[[Actor, str, Mapping[str, str]], Awaitable[PolicyDecision]]
+"""May this actor start runs in this project, of a task with these labels?"""
+
+
+class Permits:
+    """Asks policy about running tasks; labels are kept as long as a decision is valid."""
+
+    def __init__(self, database: Database, check: Check, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._database = database
+        self._check = check
+        self._monotonic = monotonic
+        self._labels: OrderedDict[tuple[str, str], tuple[Mapping[str, str], float]] = OrderedDict()
+
+    async def may_run(self, actor: Actor, project: str, tasks: Sequence[str]) -> dict[str, PolicyDecision]:
+        """By task (name or id, as asked): `allow`, or `require_approval` for a run that has to wait for one.
+
+        Raises `forbidden`, or `approval_required` for who may not even make a run that waits.
+        """
+        labels = await self.labels(project, tasks)
+        return {task: await self._decided(actor, project, labels[task]) for task in labels}
+
+    async def _decided(self, actor: Actor, project: str, labels: Mapping[str, str]) -> PolicyDecision:
+        decision = await self._check(actor, project, labels)
+        if decision.effect == "allow":
+            return decision
+        if decision.effect == "require_approval" and decision.reasons == ["project_rule"]:
+            return decision
+        code = "approval_required" if decision.effect == "require_approval" else "forbidden"
+        raise Ql3Error(code, data={"permission": "run.start", "project": project, "reasons": decision.reasons[:8]})
+
+    async def labels(self, project: str, tasks: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        """The labels of each of these tasks, none for one that is not there."""
+        now = self._monotonic()
+        found: dict[str, Mapping[str, str]] = {}
+        missing: list[str] = []
+        for task in dict.fromkeys(tasks):
+            kept = self._labels.get((project, task))
+            if kept is not None and now < kept[1]:
+                found[task] = kept[0]
+            else:
+                missing.append(task)
+        if missing:
+            read = await self._database.read(lambda tx: store.labels_of(tx, project, missing))
+            for task in missing:
+                # A task that is not there has no labels; that it is not there is said to whoever may run tasks.
+                found[task] = read.get(task, {})
+                self._labels[project, task] = (found[task], now + DECISION_VALID_MS / 1000)
+                self._labels.move_to_end((project, task))
+            while len(self._labels) > KEPT:
+                self._labels.popitem(last=False)
+        return found
