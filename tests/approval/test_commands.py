@@ -51,7 +51,7 @@ async def ql3(house: House, database_on: Any, bus_for: BusFactory, tmp_path: Pat
     data.mkdir(mode=0o700)
     found = {"url": made.url, **dict(await made.issue_console_credential())}
     (data / "console.json").write_bytes(msgspec.json.encode(found))
-    yield Command({**clean_environment(), "QL3_DATA": str(data)}, house)  # type: ignore[arg-type]
+    yield Command({**clean_environment(), "QL3_DATA": str(data)}, house, None)  # type: ignore[arg-type]
     for made in reversed(services):
         await made.stop()
     structlog.reset_defaults()
