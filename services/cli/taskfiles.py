@@ -36,7 +36,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: Any, value: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+    # YAML takes these for line breaks and would read another text back, unless they are written as escapes.
+    style = '"' if any(mark in value for mark in _OTHER_BREAKS) else "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_OTHER_BREAKS: Final = "\r\x85\u2028\u2029\ufeff"
 
 
 _JSON_SCALARS: Final = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import Ql3Error
@@ -122,6 +122,7 @@ TEXTS = st.text(max_size=30) | st.sampled_from(
 
 @given(values=st.lists(TEXTS.filter(lambda text: "\0" not in text), min_size=1, max_size=5))
 @settings(max_examples=300)
+@example(["\x85", "a\u2028b", "\u2029", "\r\n", "\ufeff", "a\n\x85"])
 def test_what_is_written_is_read_as_the_same(tmp_path_factory: pytest.TempPathFactory, values: list[str]) -> None:
     spec: dict[str, Any] = {"execution": {"command": ["x", *values]}}
     task = {"name": "a", "spec": spec, "triggers": [], "enabled": True}
