@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from schemas.errors import Ql3Error
+from services.kit import whole_files
 
 LAYOUT = ("nats", "db", "worker", "artifacts", "keys")
 
@@ -99,23 +99,6 @@ class DataFolder:
         self.unlock()
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Replace a file with one of mode 0600, durably: a reader sees the old content or the new one."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        os.write(descriptor, content)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def write_private_json(path: Path, value: Any) -> None:
-    """`write_private` of indented JSON."""
-    write_private(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    """Replace a file of mode 0600 with indented JSON, durably: a reader sees the old content or the new one."""
+    whole_files.replace(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

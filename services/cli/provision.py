@@ -6,7 +6,6 @@ files in it are 0644, because a container reads them through a bind mount as a u
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 from schemas.errors import Ql3Error
 from schemas.ids import is_slug
 from schemas.subjects import SERVICES
+from services.kit import whole_files
 
 OWNERS = tuple(service for service in SERVICES if service != "worker")
 
@@ -65,10 +65,4 @@ def _password(path: Path) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    whole_files.replace(path, content, mode=0o644)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import os
@@ -13,6 +12,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from schemas.errors import Ql3Error
+from services.kit import whole_files
 from services.kit.sealing import decode_base64url, encode_base64url
 
 PEPPER_BYTES = 32
@@ -70,18 +70,9 @@ def load_pepper(path: Path) -> Pepper:
 
 
 def _make(path: Path) -> None:
-    # Written beside and linked into place: another process sees a whole key or none, and the first one made stays.
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    # Another process sees a whole key or none, and the first one made stays.
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(PEPPER_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
+        whole_files.create(path, secrets.token_bytes(PEPPER_BYTES))
     except OSError as error:
         raise Ql3Error("setup_invalid", "The gateway's key file cannot be made.", field="QL3_GATEWAY_KEY") from error
-    finally:
-        draft.unlink(missing_ok=True)

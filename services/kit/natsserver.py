@@ -25,6 +25,7 @@ import structlog
 
 from schemas.errors import Ql3Error
 from schemas.subjects import SERVICES
+from services.kit import whole_files
 from services.kit.bus.connection import BusOptions
 from services.kit.natsusers import MAINTENANCE, OPERATOR, users
 
@@ -141,7 +142,7 @@ class NatsServer:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.folder.chmod(0o700)
             self._passwords = self._load_passwords()
-            write_private(self.folder / "nats-server.conf", render_config(self._config()))
+            whole_files.replace(self.folder / "nats-server.conf", render_config(self._config()).encode())
         except OSError as error:
             raise Ql3Error(
                 "setup_invalid", f"The message server's folder cannot be used: {error.strerror}.", field="data_dir"
@@ -158,7 +159,7 @@ class NatsServer:
             except msgspec.DecodeError:
                 log.warning("the generated credentials could not be read and are made anew")
         passwords = {name: known.get(name) or secrets.token_urlsafe(32) for name in wanted}
-        write_private(path, msgspec.json.format(msgspec.json.encode(passwords)).decode() + "\n")
+        whole_files.replace(path, msgspec.json.format(msgspec.json.encode(passwords)) + b"\n")
         return passwords
 
     def _config(self) -> dict[str, Any]:
@@ -185,7 +186,7 @@ class NatsServer:
         environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.folder)}
         if self._memory_limit:
             environment["GOMEMLIMIT"] = self._memory_limit
-        write_private(self.folder / "nats-server.conf", render_config(self._config()))
+        whole_files.replace(self.folder / "nats-server.conf", render_config(self._config()).encode())
         self._tail.clear()
         self._broken.clear()
         self._ready = asyncio.get_running_loop().create_future()
@@ -303,18 +304,3 @@ def find_binary() -> Path:
 def render_config(config: Mapping[str, Any]) -> str:
     """A configuration file's text: the server reads JSON, in which every value is quoted safely."""
     return msgspec.json.format(msgspec.json.encode(config)).decode() + "\n"
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file as a whole, mode 0600 from its first byte. Raises `OSError`."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise

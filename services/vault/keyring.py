@@ -10,7 +10,6 @@ makes envelopes unavailable, not corrupt. Back up database and keyring as a pair
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import hmac
@@ -25,6 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from schemas.errors import Ql3Error
+from services.kit import whole_files
 from services.kit.sealing import SealingKey, decode_base64url, encode_base64url
 
 KEY_BYTES = 32
@@ -105,7 +105,8 @@ def provision(path: Path) -> None:
     if os.path.lexists(path):
         return
     key_id = _new_key_id()
-    _publish(path, _render(key_id, {key_id: secrets.token_bytes(KEY_BYTES)}), replace=False)
+    # Of two that provision at once, one file stands and both use it.
+    whole_files.create(path, _render(key_id, {key_id: secrets.token_bytes(KEY_BYTES)}))
 
 
 def rotate(path: Path, expected_active: str) -> str:
@@ -125,7 +126,7 @@ def rotate(path: Path, expected_active: str) -> str:
         ring.wipe()
         key_id = _new_key_id()
         keys[key_id] = secrets.token_bytes(KEY_BYTES)
-        _publish(path, _render(key_id, keys), replace=True)
+        whole_files.replace(path, _render(key_id, keys))
         return key_id
     finally:
         os.close(lock)
@@ -142,29 +143,6 @@ def _new_key_id() -> str:
 def _render(active: str, keys: dict[str, bytes]) -> bytes:
     encoded = {key_id: encode_base64url(key) for key_id, key in keys.items()}
     return json.dumps({"version": 1, "activeKeyId": active, "keys": encoded}, indent=1).encode() + b"\n"
-
-
-def _publish(path: Path, content: bytes, *, replace: bool) -> None:
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(16)}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as writer:
-            writer.write(content)
-            writer.flush()
-            os.fsync(descriptor)
-        if replace:
-            os.rename(temporary, path)
-        else:
-            # link never replaces: of two that provision at once, one file stands and both use it.
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, path, follow_symlinks=False)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _read_private(path: Path) -> bytes:

@@ -16,6 +16,7 @@ from typing import Final
 
 from schemas.errors import Ql3Error
 from schemas.workers import Capabilities
+from services.kit import whole_files
 from services.kit.artifact_store import free_bytes
 from services.kit.config import Config
 from services.worker.attempt import Held
@@ -110,7 +111,7 @@ def load_key(path: Path) -> bytes:
     try:
         fd = os.open(path, flags)
     except FileNotFoundError:
-        _make_key(path)
+        whole_files.create(path, secrets.token_bytes(KEY_BYTES))
         fd = os.open(path, flags)
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
@@ -118,25 +119,6 @@ def load_key(path: Path) -> bytes:
     if status.st_mode & 0o77 or status.st_uid != os.geteuid() or len(key) != KEY_BYTES:
         raise Ql3Error("setup_invalid", "The worker's key file must be ours, 32 bytes, mode 0600.", field="worker.key")
     return key
-
-
-def _make_key(path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(16)}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(secrets.token_bytes(KEY_BYTES))
-        file.flush()
-        os.fsync(fd)
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path, follow_symlinks=False)
-    finally:
-        temporary.unlink()
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def describe(directories: Directories) -> Place:

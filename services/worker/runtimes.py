@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import sys
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from schemas.tasks import Runtime
+from services.kit import whole_files
 from services.worker.refusal import Refused
 
 UNUSED_S: Final = 30 * 86_400
@@ -161,15 +161,6 @@ def _canonical(value: dict[str, Any]) -> bytes:
 
 
 def _write_once(path: Path, content: bytes) -> None:
-    """A file under its name is whole, and never changes."""
-    if path.exists():
-        return
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(16)}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path, follow_symlinks=False)
-    finally:
-        temporary.unlink()
+    # A file under its name is whole, and never changes; mostly it is there already.
+    if not path.exists():
+        whole_files.create(path, content)

@@ -23,10 +23,11 @@ from cryptography.x509.oid import NameOID
 from schemas.base import Message
 from schemas.errors import Ql3Error
 from schemas.subjects import STREAMS, command
+from services.kit import whole_files
 from services.kit.bus import Bus, BusOptions
 from services.kit.bus.connection import NoResponders
 from services.kit.bus.streams import JetStreamRefusal, jetstream_api
-from services.kit.natsserver import find_binary, render_config, write_private
+from services.kit.natsserver import find_binary, render_config
 from services.kit.natsusers import users
 from tests.fixtures_nats import WAIT_S, Heard
 
@@ -68,7 +69,7 @@ class Cluster:
             "authorization": {"users": users(PASSWORDS)},
         }
         path = self.folder / f"n{number}.conf"
-        write_private(path, render_config(config))
+        whole_files.replace(path, render_config(config).encode())
         self.processes[number] = await asyncio.create_subprocess_exec(
             str(find_binary()), "-c", str(path), "-l", str(self.folder / f"n{number}.log"), start_new_session=True
         )
