@@ -18,7 +18,7 @@ Chinese; errors are one line on standard error that names the field.
 
 | Exit code | Meaning |
 |---|---|
-| 0 | success; with `--wait` or `--follow`: the run succeeded |
+| 0 | success; with `--wait` or `--follow` of `task run` and `run retry`: the run succeeded |
 | 1 | the run failed, or something of ours did |
 | 2 | usage, or refused input |
 | 3 | the run was cancelled |

@@ -63,10 +63,13 @@ def next_command(
 @cron_app.command("explain")
 def explain_command(
     expression: Expression,
-    lang: Annotated[Literal["en", "zh"], typer.Option("--lang", help="English or Chinese.")] = "en",
+    lang: Annotated[
+        Literal["en", "zh"] | None, typer.Option("--lang", help="English or Chinese; as QL3_LANG says when absent.")
+    ] = None,
     trigger: Trigger = "",
 ) -> None:
     """Say a schedule in words. Exit code 2 when the expression is refused."""
+    from services.cli.words import chinese
     from services.scheduler.cron.grammar import parse
     from services.scheduler.cron.instants import refuse_never
     from services.scheduler.cron.words import explain
@@ -76,7 +79,7 @@ def explain_command(
         refuse_never(schedule)
     except Ql3Error as error:
         _refuse(error.sentence)
-    print(explain(schedule, lang))
+    print(explain(schedule, lang or ("zh" if chinese() else "en")))
 
 
 def _refuse(sentence: str) -> NoReturn:

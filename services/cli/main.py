@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -52,8 +53,20 @@ app.add_typer(nats_app, name="nats")
 app.command("doctor")(doctor_command)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from services.kit.version import VERSION
+
+        print(f"ql3 {VERSION}")
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
     """ql3 runs people's scripts and never loses, doubles or forgets a run.
 
     Exit codes: 0 success (with --wait: the run succeeded), 1 the run failed, 2 usage or refused input, 3 cancelled, 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -42,6 +43,7 @@ def up(
 ) -> None:
     """Run everything on this box, in the foreground, until Ctrl-C or SIGTERM."""
     with refusals():
+        from services.cli.output import when
         from services.cli.up import Ready, config_for, run
         from services.kit.config import load
         from services.kit.logging import configure
@@ -51,11 +53,27 @@ def up(
 
         def ready(state: Ready) -> None:
             line = say(f"ql3 is ready at {state.url}", f"ql3 已就绪：{state.url}")
+            until = when(state.owner_link_until_ms)
             if state.owner_link:
-                line += say(f" - become its owner: {state.owner_link}", f" - 成为所有者：{state.owner_link}")
+                line += say(
+                    f" - become its owner, until {until}: {state.owner_link}",
+                    f" - 成为所有者，{until} 之前有效：{state.owner_link}",
+                )
+            elif until:
+                line += say(
+                    f" - the owner link of the last start is good until {until}; a start after that makes another",
+                    f" - 上次启动的所有者链接在 {until} 之前有效；此后启动会生成新的链接",
+                )
             print(line, flush=True)
 
-        run_async(run(config, stop_runs=stop_runs, on_ready=ready))
+        def stopping(cancelling: bool) -> None:
+            if cancelling:
+                line = say("stopping, and cancelling what runs", "正在停止，并取消正在运行的任务")
+            else:
+                line = say("stopping; what runs goes on in the process host", "正在停止；正在运行的任务由进程宿主继续")
+            print(line, file=sys.stderr, flush=True)
+
+        run_async(run(config, stop_runs=stop_runs, on_ready=ready, on_stopping=stopping))
 
 
 def serve(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -27,11 +27,16 @@ def list_command(
     data: Data = None,
 ) -> None:
     """List runs, newest first."""
+    from schemas.errors import Ql3Error
+    from schemas.runs import RunStatus
     from services.cli import output
     from services.cli.client import connect, in_project
     from services.cli.words import say
     from services.cli.words import status as word
 
+    known = get_args(RunStatus)
+    if any(one not in known for one in status or []):
+        raise Ql3Error("invalid", f"Write one of {', '.join(known)}.", field="--status")
     with connect(data) as client:
         found = client.items(
             in_project(project, "/runs"), limit, task=task, status=",".join(status) if status else None
@@ -305,6 +310,7 @@ def explain_command(run: Run, project: Project = "default", as_json: Json = Fals
     from services.cli import output
     from services.cli.client import connect
     from services.cli.follow import run_path
+    from services.cli.words import say
 
     with connect(data) as client:
         found: dict[str, Any] = client.get(f"{run_path(project, run)}/explain")
@@ -313,4 +319,4 @@ def explain_command(run: Run, project: Project = "default", as_json: Json = Fals
         return
     output.line(output.clean(found["sentence"]))
     if found["next_step"]:
-        output.line(output.clean(found["next_step"]))
+        output.line(say("next: ", "下一步：") + output.clean(found["next_step"]))

@@ -51,6 +51,8 @@ def write_spec(
     title: str | None = None,
 ) -> dict[str, Any]:
     """The spec with what was given; what was not given stays as it is. Raises `invalid`, naming the option."""
+    from schemas.errors import Ql3Error
+
     execution: dict[str, Any] = dict(spec.get("execution", {}))
     _set(execution, "command", command)
     _set(execution, "timeout_ms", None if timeout is None else milliseconds(timeout, "--timeout"))
@@ -58,7 +60,8 @@ def write_spec(
     _set(execution, "working_directory", workdir)
     variables: dict[str, Any] = {variable["name"]: variable for variable in execution.get("environment", [])}
     for name in unset or []:
-        variables.pop(name, None)
+        if variables.pop(name, None) is None:
+            raise Ql3Error("invalid", f"The task has no variable {name}.", field="--unset")
     for variable in [*map(_public, env or []), *map(_secret, secret or [])]:
         variables[variable["name"]] = variable
     if variables or "environment" in execution:

@@ -110,6 +110,7 @@ def update_command(
     data: Data = None,
 ) -> None:
     """Make a new revision of a task: what is given changes, the rest stays. What runs keeps its own revision."""
+    from schemas.errors import Ql3Error
     from services.cli.client import connect
     from services.cli.words import say
 
@@ -132,6 +133,8 @@ def update_command(
             label=label,
             title=title,
         )
+        if spec == current["spec"]:
+            raise Ql3Error("invalid", "Nothing would change: name what is to be another way.", field="TASK")
         made = client.put(path, {"expected_revision": current["revision"], "spec": spec})
     revision = made["revision"]
     _told(made, as_json, say(f"{made['name']}: revision {revision}", f"{made['name']}：版本 {revision}"))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 
 from schemas.errors import Ql3Error
 from schemas.subjects import SERVICES
@@ -20,18 +19,21 @@ from services.cli.assembly import House
 from services.cli.data_folder import DataFolder, write_private_json
 from services.kit.config import Config
 
-log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3")
-
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """What a started box tells: where it listens, and the one-time owner link while the project has no owner."""
 
     url: str
     owner_link: str | None
+    owner_link_until_ms: int | None
+    """Until when it is good. Without `owner_link`: that of an earlier start, which cannot be shown again."""
 
 
-async def run(config: Config, *, stop_runs: bool, on_ready: Callable[[Ready], None]) -> None:
-    """Start, call `on_ready`, wait for SIGINT or SIGTERM, stop. Raises `Ql3Error` when it cannot start.
+async def run(
+    config: Config, *, stop_runs: bool, on_ready: Callable[[Ready], None], on_stopping: Callable[[bool], None]
+) -> None:
+    """Start, call `on_ready`, wait for SIGINT or SIGTERM, call `on_stopping` (with whether runs are cancelled), stop.
+    Raises `Ql3Error` when it cannot start.
 
     `stop_runs` cancels what runs first (reason `shutdown`). It is always so for PID 1 of a container, because the
     kernel ends a container's processes with it. Otherwise the process host stays with what still runs.
@@ -41,11 +43,12 @@ async def run(config: Config, *, stop_runs: bool, on_ready: Callable[[Ready], No
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     folder = DataFolder(config.data)
+    stop_runs = stop_runs or os.getpid() == 1
     with folder:
-        async with Box(config, folder, stop_runs=stop_runs or os.getpid() == 1) as box:
+        async with Box(config, folder, stop_runs=stop_runs) as box:
             on_ready(box.ready)
             await ended.wait()
-            log.info("stopping")
+            on_stopping(stop_runs)
 
 
 class Box:
@@ -75,7 +78,12 @@ class Box:
             gateway: Any = self._house.services["gateway"]
             console = await gateway.issue_console_credential()
             write_private_json(self._folder.console, {"url": gateway.local_url, "nats_url": self._nats.url, **console})
-            self.ready = Ready(url=gateway.url, owner_link=await gateway.issue_owner_link())
+            link = await gateway.open_ownership()
+            self.ready = Ready(
+                url=gateway.url,
+                owner_link=link.url if link else None,
+                owner_link_until_ms=link.expires_at_ms if link else None,
+            )
         except BaseException:
             await self._stop()
             raise

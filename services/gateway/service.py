@@ -10,7 +10,7 @@ from services.gateway.app import create_app
 from services.gateway.authenticate import Authenticator
 from services.gateway.desk import Desk
 from services.gateway.issuing import Issuer
-from services.gateway.ownership import Ownership
+from services.gateway.ownership import OwnerLink, Ownership
 from services.gateway.pepper import Pepper, load_pepper
 from services.gateway.readiness import Readiness
 from services.gateway.server import HttpServer
@@ -112,8 +112,12 @@ class GatewayService:
     async def issue_owner_link(self) -> str | None:
         """The one-time link with which the first person becomes owner; None when nobody may use one any more, or when
         a link of an earlier start still lives."""
-        link = await self._desk.ownership.issue(self._server.url)
+        link = await self.open_ownership()
         return link.url if link else None
+
+    async def open_ownership(self) -> OwnerLink | None:
+        """The same with the instant until which a link lives, that of an earlier start too; None when one is owner."""
+        return await self._desk.ownership.issue(self._server.url)
 
     def _assemble(self) -> Desk:
         database, bus, clock, pepper, settings = (

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas.tasks import TaskCreate, TaskRun
+from services.kit.version import VERSION
 from tests.cli.conftest import Command, uuid
 
 EXIT = [("succeeded", 0), ("failed", 1), ("cancelled", 3), ("timed_out", 4)]
@@ -70,6 +71,16 @@ async def test_an_update_changes_what_is_given_and_keeps_the_rest(ql3: Command) 
     again = await ql3("task", "update", "x", "--json", "--", "false")
     assert (again.json["revision"], again.json["spec"]["execution"]["command"]) == (3, ["false"])
     assert (await ql3("task", "update", "nothing", "--title", "t")).code == 2
+    unchanged = await ql3("task", "update", "x", "--env", "A=9")
+    assert (unchanged.code, unchanged.err.startswith("error: TASK: Nothing would change")) == (2, True)
+    unknown = await ql3("task", "update", "x", "--unset", "B")
+    assert (unknown.code, unknown.err.startswith("error: --unset: The task has no variable B.")) == (2, True)
+    assert ql3.scene.tasks["x"].revision == 3
+
+
+async def test_the_version_is_told(ql3: Command) -> None:
+    told = await ql3("--version")
+    assert (told.code, told.out) == (0, f"ql3 {VERSION}\n")
 
 
 async def test_tasks_are_listed_shown_switched_and_deleted_by_name_or_id(ql3: Command) -> None:
@@ -207,7 +218,7 @@ async def test_runs_are_listed_shown_explained_cancelled_and_retried(ql3: Comman
     assert (await ql3("run", "show", run, "--json")).json["status"] == "queued"
     shown = (await ql3("run", "show", run)).out
     assert "run.queued" in shown
-    assert (await ql3("run", "explain", run)).out == "All slots are taken.\nIt starts when one is free.\n"
+    assert (await ql3("run", "explain", run)).out == "All slots are taken.\nnext: It starts when one is free.\n"
     assert (await ql3("run", "explain", run, "--json")).json["cause"] == "no_slot"
     assert (await ql3("run", "retry", run)).code == 2
     assert (await ql3("run", "cancel", run)).out == f"{run}: cancelled\n"
@@ -284,6 +295,7 @@ async def test_nothing_there_is_five(ql3: Command, tmp_path: Path) -> None:
         (["task", "create", "x", "--env", "1X=y", "--", "true"], "spec.execution.environment[0].name"),
         (["task", "create", "x", "--max-attempts", "17", "--", "true"], "spec.terms.retry.max_attempts"),
         (["task", "show", "Bad Name"], "TASK"),
+        (["run", "list", "--status", "bogus"], "--status"),
         (["run", "show", "../../x"], "RUN"),
         (["task", "list", "--project", "No Project"], "--project"),
         (["run", "logs", "x", "-f", "--attempt", "1"], "--attempt"),

@@ -56,6 +56,7 @@ def test_refused_input_exits_with_2_and_says_where(arguments: list[str], said: s
 def test_explain_in_both_languages() -> None:
     assert CliRunner().invoke(app, ["cron", "explain", "30 2 * * *"]).stdout == "at 02:30 every day\n"
     assert CliRunner().invoke(app, ["cron", "explain", "30 2 * * *", "--lang", "zh"]).stdout == "每天 02:30\n"
+    assert CliRunner(env={"QL3_LANG": "zh"}).invoke(app, ["cron", "explain", "30 2 * * *"]).stdout == "每天 02:30\n"
 
 
 def test_spread_follows_the_trigger() -> None:

@@ -80,7 +80,7 @@ class Authority:
         if self.owner is not None:
             raise Ql3Error("bootstrap_closed")
         if self.challenge is not None:
-            raise Ql3Error("challenge_active")
+            raise Ql3Error("challenge_active", data={"expires_at_ms": 600_000})
         assert message.actor.assurance == "local_console"
         self.challenge = message
         return self._state(message.project)

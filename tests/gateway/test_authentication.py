@@ -176,6 +176,8 @@ async def _unavailable(*_: object, **__: object) -> object:
 async def test_the_owner_link_is_good_for_once(house: House) -> None:
     link = await house.gateway.issue_owner_link()
     assert link is not None
+    # A second start cannot show the link again, but tells that it lives.
+    assert await house.gateway.open_ownership() == (None, 600_000)
     challenge, _, token = link.partition("#claim=")[2].partition(".")
     body = {"challenge": challenge, "token": token, "user": USER, "password": PASSWORD}
     client = house.client()
