@@ -88,6 +88,7 @@ TRIGGERS_LIST = Endpoint("scheduler", "triggers.list", triggers.TriggerList, tri
 TRIGGERS_ROTATE = Endpoint("scheduler", "triggers.rotate", triggers.WebhookRotate, triggers.TriggerAnswer)
 TRIGGERS_CALL = Endpoint("scheduler", "triggers.call", triggers.WebhookCall, runs.RunAnswer)
 TRIGGERS_BACKFILL = Endpoint("scheduler", "triggers.backfill", triggers.TriggerBackfill, triggers.BackfillAnswer)
+TRIGGERS_PREVIEW = Endpoint("scheduler", "triggers.preview", triggers.TriggerPreview, triggers.PreviewAnswer)
 TRIGGERS_MISSED = Endpoint("scheduler", "triggers.missed", triggers.MissedList, triggers.MissedPage)
 
 # dispatcher: the run ledger

@@ -148,6 +148,24 @@ class BackfillAnswer(Message, frozen=True, kw_only=True, tag="triggers.backfille
     dry_run: bool
 
 
+class TriggerPreview(Message, frozen=True, kw_only=True, tag="triggers.preview/1"):
+    """What would this trigger do? Nothing is stored."""
+
+    actor: Actor
+    project: ProjectId
+    spec: TriggerSpec
+    count: Annotated[int, Meta(ge=1, le=50)] = 5
+
+
+class PreviewAnswer(Message, frozen=True, kw_only=True, tag="triggers.previewed/1"):
+    """The trigger as it would be stored, its schedule in words, and its next instants (without `H`'s own spread)."""
+
+    spec: TriggerSpec
+    english: str | None
+    chinese: str | None
+    instants: list[int]
+
+
 class TriggerList(Message, frozen=True, kw_only=True, tag="triggers.list/1"):
     """Triggers of a project or of a task."""
 

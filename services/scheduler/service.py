@@ -31,6 +31,7 @@ from schemas.endpoints import (
     TRIGGERS_ENABLE,
     TRIGGERS_LIST,
     TRIGGERS_MISSED,
+    TRIGGERS_PREVIEW,
     TRIGGERS_ROTATE,
     TRIGGERS_UPDATE,
 )
@@ -62,6 +63,7 @@ from schemas.triggers import (
     BackfillAnswer,
     MissedList,
     MissedPage,
+    PreviewAnswer,
     TriggerAnswer,
     TriggerBackfill,
     TriggerCreate,
@@ -69,6 +71,7 @@ from schemas.triggers import (
     TriggerEnable,
     TriggerList,
     TriggerPage,
+    TriggerPreview,
     TriggerUpdate,
     WebhookCall,
     WebhookRotate,
@@ -83,7 +86,7 @@ from services.kit.policy import PolicyClient
 from services.kit.standing import standing_routes
 from services.kit.upkeep import upkeep
 from services.kit.version import VERSION
-from services.scheduler import running
+from services.scheduler import running, triggers
 from services.scheduler.admissions import SENDER
 from services.scheduler.catalogue import Catalogue
 from services.scheduler.executions import Executions
@@ -175,6 +178,7 @@ class SchedulerService:
                 Route(TRIGGERS_ROTATE, self._rotate_webhook),
                 Route(TRIGGERS_CALL, self._call_webhook),
                 Route(TRIGGERS_BACKFILL, self._backfill),
+                Route(TRIGGERS_PREVIEW, self._preview),
                 Route(TRIGGERS_LIST, self._list_triggers),
                 Route(TRIGGERS_MISSED, self._list_missed),
                 *standing_routes(NAME, VERSION, database=self._database, policy=self._policy, health=health),
@@ -384,6 +388,10 @@ class SchedulerService:
         task = await self._timetable.task_of(ask.project, ask.trigger)
         permits = await self._permits.may_run(ask.actor, ask.project, [task])
         return await self._occasions.backfill(ask, permits[task])
+
+    async def _preview(self, ask: TriggerPreview, _caller: Caller) -> PreviewAnswer:
+        await self._policy.require(ask.actor, ask.project, "trigger.read")
+        return triggers.preview(ask.spec, self._clock.now_ms(), ask.count)
 
     async def _list_triggers(self, ask: TriggerList, _caller: Caller) -> TriggerPage:
         await self._policy.require(ask.actor, ask.project, "trigger.read")

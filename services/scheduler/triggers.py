@@ -14,11 +14,12 @@ import msgspec
 from schemas.canonical import digest_bytes
 from schemas.errors import Ql3Error
 from schemas.strict import read_plain
-from schemas.triggers import TriggerSpec
+from schemas.triggers import PreviewAnswer, TriggerSpec
 from services.scheduler import exclusions
 from services.scheduler.cron import instants
 from services.scheduler.cron.grammar import Boot, Every, Once, Schedule, parse
 from services.scheduler.cron.rfc3339 import write_instant
+from services.scheduler.cron.words import explain
 from services.scheduler.cron.zones import Zone, zone
 from services.scheduler.exclusions import Exclusions
 from services.scheduler.parameters import INPUT_BYTES
@@ -208,6 +209,21 @@ def _kind_of(schedule: Schedule, spec: TriggerSpec) -> tuple[Any, str | None, in
     if spec.kind != "cron":
         raise Ql3Error("invalid", "Calendar fields are a trigger of kind `cron`.", field="kind")
     return "cron", schedule.text, None
+
+
+def preview(spec: TriggerSpec, now_ms: int, count: int) -> PreviewAnswer:
+    """What a trigger would do from now on. Raises as `check` does."""
+    checked = check(spec, now_ms)
+    found = plan("preview", checked, now_ms // 1000 * 1000)
+    if found is None:
+        return PreviewAnswer(spec=checked, english=None, chinese=None, instants=[])
+    after_ms = now_ms if spec.pause_until_ms is None else max(now_ms, spec.pause_until_ms - 1)
+    return PreviewAnswer(
+        spec=checked,
+        english=explain(found.schedule),
+        chinese=explain(found.schedule, "zh"),
+        instants=list(islice(found.between(after_ms, instants.LAST_S * 1000), count)),
+    )
 
 
 def _check_times(spec: TriggerSpec) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
+import pytest
+
+from schemas.errors import Ql3Error
 from schemas.triggers import TriggerUpdate
 from services.kit.clock import ManualClock
-from services.scheduler.triggers import check, plan
+from services.scheduler.triggers import check, plan, preview
 from tests.fixtures_database import reopen, shift_clock
 from tests.scheduler.conftest import ALICE, ALLOW, PROJECT, Room, at, cron, spec
 
@@ -355,3 +358,18 @@ async def test_two_schedulers_share_the_rows_and_admit_each_once(room: Room, clo
         assert set(room.ledger.instants()) == {at("2026-03-02 13:00:00")}
     finally:
         await other_database.close()
+
+
+def test_a_trigger_is_previewed_as_it_would_be() -> None:
+    now = at("2026-03-28 12:00:00")
+    found = preview(cron("30 2 * * SAT,SUN", timezone="Europe/Berlin", exclude=["2026-04-04"]), now, 3)
+    assert found.spec.expression == "30 2 * * sat,sun"
+    assert (found.english, found.chinese) == ("at 02:30 on Saturday and Sunday", "周六、周日 02:30")
+    # The first falls into the gap of that night.
+    assert found.instants == [at("2026-03-29 01:00:00"), at("2026-04-05 00:30:00"), at("2026-04-11 00:30:00")]
+    paused = preview(cron("@daily", pause_until_ms=at("2026-05-01 12:00:00")), now, 1)
+    assert paused.instants == [at("2026-05-02 00:00:00")]
+    assert preview(cron("@boot"), now, 3).instants == []
+    with pytest.raises(Ql3Error) as refused:
+        preview(cron("? * * * *"), now, 3)
+    assert refused.value.field == "expression.minute"

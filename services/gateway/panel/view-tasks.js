@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { action, field, fill, form, gathered, h, note } from "./dom.js";
 import { instant, schedule, short } from "./format.js";
-import { t } from "./words.js";
+import { language, t } from "./words.js";
 
 /** Tasks by name, with their schedules. */
 export async function tasksView({ view, project }) {
@@ -67,12 +67,28 @@ export async function tasksView({ view, project }) {
     const cron = h("input", { name: "triggers[0].expression", spellcheck: "false", maxlength: "255" });
     const zone = h("input", { name: "triggers[0].timezone", value: Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC" });
     const held = h("input", { type: "checkbox", id: "held" });
+    const meant = h("p", { class: "dim", "aria-live": "polite" });
+    const explain = gathered(async () => {
+      const expression = cron.value.trim();
+      if (!expression) return fill(meant);
+      const spec = { kind: "cron", expression, timezone: zone.value.trim() || "UTC" };
+      try {
+        const found = await api.post(`/projects/${project}/triggers/preview`, { spec, count: 3 });
+        if (expression !== cron.value.trim()) return;
+        const words = language().startsWith("zh") ? found.chinese : found.english;
+        fill(meant, words, found.instants.map((at) => h("small", {}, " · ", instant(at))));
+      } catch (error) {
+        if (expression === cron.value.trim()) fill(meant, error.message);
+      }
+    }, 300);
+    for (const input of [cron, zone]) input.addEventListener("input", explain);
     const made = form(
       [
         field(t("name"), name),
         field(t("command"), command, t("command.hint")),
         field(t("schedule"), cron, t("cron.hint")),
         field(t("timezone"), zone),
+        meant,
         h("div", { class: "check" }, held, h("label", { htmlFor: "held" }, t("needs.approval"))),
       ],
       t("task.create"),

@@ -18,6 +18,7 @@ from schemas.triggers import (
     TriggerDelete,
     TriggerEnable,
     TriggerList,
+    TriggerPreview,
     TriggerSpec,
     TriggerUpdate,
     WebhookRotate,
@@ -143,6 +144,30 @@ async def backfill_trigger(call: Call[Backfill]) -> Backfilled:
     )
     answer = await call.ask(endpoints.TRIGGERS_BACKFILL, question)
     return Backfilled(instants=answer.instants, left_out=answer.left_out, dry_run=answer.dry_run)
+
+
+class Preview(Value, frozen=True, kw_only=True):
+    """A trigger that is not saved, and how many of its next instants are wanted."""
+
+    spec: TriggerSpec
+    count: Annotated[int, Meta(ge=1, le=50)] = 5
+
+
+class Previewed(View, frozen=True, kw_only=True):
+    """The trigger as it would be stored, its schedule in words, and its next instants."""
+
+    spec: TriggerSpec
+    english: str | None
+    chinese: str | None
+    instants: list[int]
+
+
+@operations.post("/projects/{project}/triggers/preview", Preview, Previewed, body_bytes=TRIGGER_BYTES, keep="no")
+async def preview_trigger(call: Call[Preview]) -> Previewed:
+    """Say what a trigger would do, before it is saved."""
+    question = TriggerPreview(actor=call.actor, project=call.project, spec=call.input.spec, count=call.input.count)
+    found = await call.ask(endpoints.TRIGGERS_PREVIEW, question)
+    return Previewed(spec=found.spec, english=found.english, chinese=found.chinese, instants=found.instants)
 
 
 @operations.put("/projects/{project}/triggers/{trigger}", TriggerChange, Trigger, body_bytes=TRIGGER_BYTES)
