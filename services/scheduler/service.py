@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import msgspec
 import structlog
 
 from schemas import limits
@@ -12,6 +13,7 @@ from schemas.endpoints import (
     HEALTH,
     RUNS_CANCEL,
     RUNS_SUBMIT,
+    SECRETS_LIST,
     TASKS_APPLY,
     TASKS_CREATE,
     TASKS_DELETE,
@@ -38,12 +40,14 @@ from schemas.endpoints import (
 from schemas.errors import Ql3Error
 from schemas.identity import Actor, PolicyChanged, PolicyDecision
 from schemas.runs import RUN_TERMINAL, RunAnswer, RunBatchAnswer, RunCancel, SubmitAnswer, SubmitRuns
+from schemas.secrets import SecretList, SecretPage
 from schemas.system import FeedPage, FeedRead, HealthRead
 from schemas.tasks import (
     ApplyAnswer,
     DiffAnswer,
     RevisionList,
     RevisionPage,
+    Task,
     TaskAnswer,
     TaskCreate,
     TaskDelete,
@@ -96,6 +100,7 @@ from services.scheduler.occasions import BootLoop, ChainLoop, Occasions
 from services.scheduler.permits import Permits
 from services.scheduler.projects import Projects, scheduler_actor
 from services.scheduler.running import RunAsk, RunDesk
+from services.scheduler.secrets_named import SecretsNamed, named
 from services.scheduler.store import schedules
 from services.scheduler.submitting import Submitter
 from services.scheduler.timetable import BELL, CHAIN_BELL, RING_BELL, Timetable
@@ -105,6 +110,8 @@ RING_EVERY_S = 1.0
 PRUNE_EVERY_S = 300.0
 FACTS_EVERY_S = 5.0
 BOOT_EVERY_S = 3_600.0
+SECRETS_TIMEOUT_S = 1.0
+"""A warning is not worth a longer wait for the vault."""
 STALE_S = 5
 """A loop that failed this often in a row makes the service not ready."""
 
@@ -123,6 +130,7 @@ class SchedulerService:
         executions = Executions()
         self._projects = Projects(self._may_start)
         self._permits = Permits(database, self._check_start)
+        self._secrets_named = SecretsNamed(self._list_secrets)
         self._catalogue = Catalogue(database, clock)
         self._timetable = Timetable(database, clock)
         self._files = Files(database, clock, self._catalogue, self._timetable)
@@ -237,6 +245,9 @@ class SchedulerService:
     async def _submit(self, message: SubmitRuns) -> SubmitAnswer:
         return await self._bus.request(RUNS_SUBMIT, message)
 
+    async def _list_secrets(self, message: SecretList) -> SecretPage:
+        return await self._bus.request(SECRETS_LIST, message, timeout=SECRETS_TIMEOUT_S)
+
     async def _cancel(self, project: str, run_id: str) -> bool:
         try:
             await self._bus.request(
@@ -253,18 +264,20 @@ class SchedulerService:
     async def _create_task(self, ask: TaskCreate, _caller: Caller) -> TaskAnswer:
         labels = ask.spec.terms.labels
         decision = await self._policy.require(ask.actor, ask.project, "task.create", labels=labels)
-        await self._require_secrets(ask.actor, ask.project, ask.spec)
-        return TaskAnswer(task=await self._catalogue.create(ask, decision))
+        (warnings,) = await self._about_secrets(ask.actor, ask.project, [ask.spec])
+        return _warned(await self._catalogue.create(ask, decision), warnings)
 
     async def _update_task(self, ask: TaskUpdate, _caller: Caller) -> TaskAnswer:
         decision = await self._about_task(ask.actor, ask.project, ask.task, "task.update")
-        await self._require_secrets(ask.actor, ask.project, ask.spec)
-        return TaskAnswer(task=await self._catalogue.update(ask, decision))
+        (warnings,) = await self._about_secrets(ask.actor, ask.project, [ask.spec])
+        return _warned(await self._catalogue.update(ask, decision), warnings)
 
-    async def _require_secrets(self, actor: Actor, project: str, spec: TaskSpec) -> None:
+    async def _about_secrets(self, actor: Actor, project: str, specs: Sequence[TaskSpec]) -> list[list[str]]:
         # Whoever may name a secret in a task can read it, in the process that the task starts.
-        if any(variable.secret is not None for variable in spec.execution.environment):
-            await self._policy.require(actor, project, "secret.use", labels=spec.terms.labels)
+        for spec in specs:
+            if named(spec):
+                await self._policy.require(actor, project, "secret.use", labels=spec.terms.labels)
+        return await self._secrets_named.warnings(actor, project, specs)
 
     async def _enable_task(self, ask: TaskEnable, _caller: Caller) -> TaskAnswer:
         decision = await self._about_task(ask.actor, ask.project, ask.task, "task.update")
@@ -289,8 +302,13 @@ class SchedulerService:
             for labels in (task.spec.terms.labels, stored[task.name]):
                 await self._policy.require(ask.actor, ask.project, "task.create", labels=labels)
                 await self._policy.require(ask.actor, ask.project, "task.update", labels=labels)
-            await self._require_secrets(ask.actor, ask.project, task.spec)
-        return await self._files.apply(ask, decision)
+        warnings = await self._about_secrets(ask.actor, ask.project, [task.spec for task in ask.tasks])
+        answer = await self._files.apply(ask, decision)
+        items = [
+            msgspec.structs.replace(item, warnings=[*item.warnings, *more])
+            for item, more in zip(answer.items, warnings, strict=True)
+        ]
+        return msgspec.structs.replace(answer, items=items)
 
     async def _list_revisions(self, ask: RevisionList, _caller: Caller) -> RevisionPage:
         await self._policy.require(ask.actor, ask.project, "task.read")
@@ -305,8 +323,8 @@ class SchedulerService:
         old = await self._catalogue.get(
             TaskRead(actor=ask.actor, project=ask.project, task=ask.task, revision=ask.revision)
         )
-        await self._require_secrets(ask.actor, ask.project, old.spec)
-        return TaskAnswer(task=await self._catalogue.restore(ask, decision))
+        (warnings,) = await self._about_secrets(ask.actor, ask.project, [old.spec])
+        return _warned(await self._catalogue.restore(ask, decision), warnings)
 
     async def _about_task(self, actor: Actor, project: str, task: str, permission: str) -> PolicyDecision:
         # Whoever may not read must not learn from the error whether the task is there.
@@ -400,3 +418,7 @@ class SchedulerService:
     async def _list_missed(self, ask: MissedList, _caller: Caller) -> MissedPage:
         await self._policy.require(ask.actor, ask.project, "trigger.read")
         return await self._timetable.missed(ask)
+
+
+def _warned(task: Task, warnings: list[str]) -> TaskAnswer:
+    return TaskAnswer(task=msgspec.structs.replace(task, warnings=[*task.warnings, *warnings]))

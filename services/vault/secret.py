@@ -61,6 +61,8 @@ def wanted_by(revision: ExecutionRevision) -> list[Wanted]:
     return wanted
 
 
-def absent(variable: str) -> Ql3Error:
-    """A variable's secret does not exist. It is named by the variable: an absent secret is never an empty value."""
-    return Ql3Error("secret_unavailable", "The secret of a variable does not exist.", field=f"environment.{variable}")
+def absent(wanted: Wanted) -> Ql3Error:
+    """A variable's secret does not exist. Both are named, as the task names them; absent is never an empty value."""
+    which = wanted.name if wanted.version is None else f"{wanted.name} (version {wanted.version})"
+    detail = f"The secret {which} of the variable {wanted.variable} does not exist."
+    return Ql3Error("secret_unavailable", detail, field=f"environment.{wanted.variable}")

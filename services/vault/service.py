@@ -253,7 +253,7 @@ def _seal_values(
     size = 0
     for ref, envelope in zip(wanted, envelopes, strict=True):
         if envelope is None:
-            raise secret.absent(ref.variable)
+            raise secret.absent(ref)
         opened = decrypt(envelope, ring.key(envelope.key_id))
         try:
             size += len(opened)

@@ -21,6 +21,8 @@ from services.worker.refusal import Refused
 
 CACHED: Final = 256
 RESERVED_PREFIX: Final = "QL3_"
+INPUTS: Final = "QL3_INPUTS"
+INPUTS_FILE: Final = "QL3_INPUTS_FILE"
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -47,9 +49,10 @@ class Prepared(msgspec.Struct, frozen=True):
     runtime: Runtime | None = None
     container: Execution | None = None
 
-    @property
-    def slow(self) -> bool:
-        """Whether something has to be fetched, written or looked at for each attempt."""
+    def slow(self, offer: OfferItem) -> bool:
+        """Whether something has to be fetched, written or looked at for this attempt."""
+        if offer.inputs is not None and self.container is None:
+            return True
         return bool(self.secrets or self.files or self.runtime is not None)
 
 
@@ -98,8 +101,9 @@ class Builder:
         }
         if offer.scheduled_for_ms is not None:
             environment["QL3_SCHEDULED_FOR_MS"] = str(offer.scheduled_for_ms)
-        if offer.inputs is not None:
-            environment["QL3_INPUTS"] = msgspec.json.encode(offer.inputs).decode()
+        inputs = inputs_of(offer)
+        if inputs is not None and (fits(INPUTS, inputs) or prepared.container is not None):
+            environment[INPUTS] = inputs
         item: dict[str, Any] = prepared.fixed | {
             "attempt": held.attempt_id,
             "env": environment,
@@ -136,13 +140,22 @@ def _own(execution: Execution) -> set[str]:
     return {variable.name for variable in execution.environment if not variable.name.startswith(RESERVED_PREFIX)}
 
 
+def inputs_of(offer: OfferItem) -> str | None:
+    """A run's inputs as the command gets them: JSON, or None when there are none."""
+    return None if offer.inputs is None else msgspec.json.encode(offer.inputs).decode()
+
+
+def fits(name: str, value: str) -> bool:
+    """Whether the kernel takes a variable. Sizes in bytes of `NAME=value` and a NUL."""
+    # A character is at most four bytes: only long values are counted exactly.
+    short = len(value) * 4 + len(name) < limits.KERNEL_STRING_BYTES
+    return short or len(name) + len(value.encode()) + 1 <= limits.KERNEL_STRING_BYTES
+
+
 def check_size(environment: dict[str, str]) -> None:
-    """Refuse, by name, what the kernel would refuse without one. Sizes in bytes of `NAME=value` and a NUL."""
+    """Refuse, by name, what the kernel would refuse without one."""
     for name, value in environment.items():
-        # A character is at most four bytes: only long values are counted exactly.
-        if len(value) * 4 + len(name) < limits.KERNEL_STRING_BYTES:
-            continue
-        if len(name) + len(value.encode()) + 1 > limits.KERNEL_STRING_BYTES:
+        if not fits(name, value):
             raise Refused("environment_too_large", f"The variable {name} is larger than the kernel takes; use a file.")
 
 

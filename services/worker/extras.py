@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from schemas.errors import Ql3Error
 from services.worker.attempt import Held
-from services.worker.command import Extras, Prepared
+from services.worker.command import INPUTS_FILE, Extras, Prepared, inputs_of
 from services.worker.files import Files
 from services.worker.runtimes import Runtimes
 
@@ -31,12 +31,14 @@ class Supplies:
             if not set(prepared.secrets) <= values.keys():
                 raise Ql3Error("context_unavailable")
             extras.secrets = {name: values[name] for name in prepared.secrets}
-        if prepared.files or prepared.secret_files:
+        files = dict(prepared.files)
+        inputs = None if held.offer is None or prepared.container is not None else inputs_of(held.offer)
+        if inputs is not None:
+            files[INPUTS_FILE] = inputs
+        if files or prepared.secret_files:
             secret = {name: extras.secrets[name] for name in prepared.secret_files}
             self._delivered.add(held.attempt_id)
-            extras.paths = await asyncio.to_thread(
-                self._files.deliver, held.attempt_id, prepared.files, secret, prepared.owner
-            )
+            extras.paths = await asyncio.to_thread(self._files.deliver, held.attempt_id, files, secret, prepared.owner)
         if prepared.runtime is not None:
             ready = await asyncio.to_thread(self._runtimes.ready, prepared.runtime, command)
             extras.argv, extras.environment = ready.argv, ready.environment

@@ -23,7 +23,7 @@ from services.kit.loops import Loop
 from services.worker import attempt as rules
 from services.worker import store
 from services.worker.attempt import END_SEQUENCE, Held, Receipt
-from services.worker.hostlink import Exit, HostLink, News, Started
+from services.worker.hostlink import Exit, HostLink, News, RefusedStart, Started
 from services.worker.logs import Logs, SendChunk, log_size
 from services.worker.place import Directories
 from services.worker.reports import Reports, Send
@@ -269,7 +269,7 @@ class Holdings:
             if held is None:
                 self._host_acks.append(refused.attempt)  # settled in an earlier life
             elif held.state != "ended":
-                self._end_here(held, _refused_body(held, refused.code))
+                self._end_here(held, _refused_body(held, refused))
         for exit_ in news.exits:
             self._ended(exit_)
         if news.grown:
@@ -422,21 +422,30 @@ class Holdings:
         return bool(self._settled)
 
 
-def _refused_body(held: Held, code: str) -> ReportBody:
+def _refused_body(held: Held, refused: RefusedStart) -> ReportBody:
+    code = refused.code
     if code.startswith("stopped_"):
         return rules.end_of(code.removeprefix("stopped_"), "stopped", kind="not_started", summary="It was stopped.")
     if code in ("start_window_passed", "already_ran"):
         return rules.end_of(held.stop_reason, code, kind="not_started", summary=_SENTENCES.get(code, ""))
-    return rules.end_of(held.stop_reason, code, kind="start_failed", summary=_SENTENCES.get(code, ""))
+    named = {"command": _printable(refused.command), "directory": _printable(refused.directory)}
+    summary = _SENTENCES.get(code, "").format(**named)
+    return rules.end_of(held.stop_reason, code, kind="start_failed", summary=summary)
+
+
+def _printable(text: str) -> str:
+    # It is shown on terminals, which a control character would command.
+    return "".join(letter if letter.isprintable() else "?" for letter in text) or "?"
 
 
 _SENTENCES: Final = {
     "start_window_passed": "The start was granted too late.",
     "already_ran": "This attempt was started before.",
-    "command_not_found": "The command was not found.",
-    "command_not_executable": "The command's file is not executable.",
+    "command_not_found": "The command {command} (or what its first line names to run it) was not found from the folder"
+    " {directory}.",
+    "command_not_executable": "The file of the command {command} is not executable (from the folder {directory}).",
     "command_invalid": "The command or its environment holds what no process can be given.",
-    "working_directory_unusable": "The working directory does not exist or may not be entered.",
+    "working_directory_unusable": "The working directory {directory} does not exist or may not be entered.",
     "environment_too_large": "The command's arguments and environment are larger than the kernel takes.",
     "limit_unsupported": "A limit that the task requires could not be set.",
     "process_limit": "The machine allows no more processes.",

@@ -41,6 +41,8 @@ class RefusedStart(msgspec.Struct):
 
     attempt: str
     code: str
+    command: str = ""
+    directory: str = ""
 
 
 class Exit(msgspec.Struct):

@@ -178,7 +178,7 @@ class Intake:
             if one.project not in self._directories:
                 self._make_directory(one.project)
                 self._directories.add(one.project)
-            if prepared.slow:
+            if prepared.slow(offer):
                 task = asyncio.create_task(self._slowly(one, prepared, grant, not_after_ns))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -220,6 +220,8 @@ class Intake:
 def _why(error: Exception) -> tuple[str, str]:
     if isinstance(error, Refused):
         return error.code, error.summary
+    if isinstance(error, Ql3Error) and error.code == "secret_unavailable":
+        return "context_unavailable", error.detail or error.kind.title
     if isinstance(error, Ql3Error):
         return "context_unavailable", "The run's secrets were not delivered in time."
     return "executor_start_failed", "The worker could not prepare the start."

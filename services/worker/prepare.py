@@ -44,7 +44,7 @@ def main() -> int:
     try:
         os.execvp(command[0], command)  # noqa: S606 - the task's own command
     except OSError as error:
-        say(f"{command[0]}: {error.strerror}")
+        say(f"{command[0]}: {error.strerror} (from the folder {os.getcwd()})")
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 

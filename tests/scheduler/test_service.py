@@ -16,6 +16,7 @@ from schemas.endpoints import (
     POLICY_CHECK,
     RUNS_CANCEL,
     RUNS_SUBMIT,
+    SECRETS_LIST,
     TASKS_APPLY,
     TASKS_CREATE,
     TASKS_DELETE,
@@ -32,6 +33,7 @@ from schemas.endpoints import (
 from schemas.errors import Ql3Error
 from schemas.identity import PolicyChanged, PolicyCheck, PolicyDecision
 from schemas.runs import RunAnswer, RunCancel, SubmitAnswer, SubmitRuns
+from schemas.secrets import Secret, SecretList, SecretPage
 from schemas.subjects import event
 from schemas.system import AuditRead, FeedRead, HealthRead
 from schemas.tasks import (
@@ -182,6 +184,48 @@ async def test_a_task_that_names_a_secret_needs_the_right_to_use_one(house: Hous
     labelled = TaskSpec(execution=wanted.execution, terms=Terms(labels={"asks": "anew"}))
     allowed = TaskCreate(actor=OWNER, project=PROJECT, name="sync", spec=labelled)
     assert (await house.ask(TASKS_CREATE, allowed)).task.name == "sync"
+
+
+class Vault:
+    """Knows which secrets there are, two a page."""
+
+    def __init__(self) -> None:
+        self.versions = {"alpha": 1, "beta": 1, "gamma": 1, "token": 2, "zeta": 1}
+
+    async def list(self, message: SecretList, _caller: Caller) -> SecretPage:
+        assert message.actor == OWNER
+        names = [name for name in sorted(self.versions) if name > (message.page.cursor or "")][:2]
+        return SecretPage(
+            items=[
+                Secret(project=PROJECT, name=name, version=self.versions[name], key_id="k", created_at_ms=1)
+                for name in names
+            ],
+            next=names[-1] if names and names[-1] != "zeta" else None,
+        )
+
+
+async def test_secrets_that_do_not_exist_are_warned_about(house: House, bus_for: Callable[..., Awaitable[Bus]]) -> None:
+    def wanted(*refs: SecretRef) -> TaskSpec:
+        variables = [Variable(name=f"V{n}", secret=ref) for n, ref in enumerate(refs)]
+        return TaskSpec(execution=Execution(command=["/bin/true"], environment=variables))
+
+    # Without an answer of the vault nothing is said, and nothing refused.
+    create = TaskCreate(actor=OWNER, project=PROJECT, name="early", spec=wanted(SecretRef(secret="absent")))
+    assert (await house.ask(TASKS_CREATE, create)).task.warnings == []
+    vault = await bus_for("vault")
+    await vault.serve("vault", "1.0.0", [Route(SECRETS_LIST, Vault().list)])
+    await vault.flush()
+    missing = "V1: the secret missing does not exist; runs fail until it is set."
+    both = wanted(SecretRef(secret="token", version=2), SecretRef(secret="missing"))
+    create = TaskCreate(actor=OWNER, project=PROJECT, name="sync", spec=both)
+    assert (await house.ask(TASKS_CREATE, create)).task.warnings == [missing]
+    newer = wanted(SecretRef(secret="token", version=3), SecretRef(secret="zeta"))
+    update = TaskUpdate(actor=OWNER, project=PROJECT, task="sync", expected_revision=1, spec=newer)
+    (warning,) = (await house.ask(TASKS_UPDATE, update)).task.warnings
+    assert "token (version 3)" in warning
+    files = [TaskFile(name="a", spec=wanted()), TaskFile(name="b", spec=both)]
+    applied = await house.ask(TASKS_APPLY, TasksApply(actor=OWNER, project=PROJECT, tasks=files))
+    assert [item.warnings for item in applied.items] == [[], [missing]]
 
 
 async def test_a_task_from_its_creation_to_its_end(house: House) -> None:

@@ -261,14 +261,16 @@ async def test_the_dispatcher_alone_decides_who_holds_an_attempt(vault: Vault) -
     assert vault.ledger.asked == []
 
 
-async def test_an_absent_secret_fails_the_whole_context_and_is_named_by_its_variable(vault: Vault) -> None:
+async def test_an_absent_secret_fails_the_whole_context_and_is_named(vault: Vault) -> None:
     await vault.set()
     with pytest.raises(Ql3Error) as caught:
         await vault.open(variable("TOKEN", "token"), variable("ABSENT", "nothing"))
     assert (caught.value.code, caught.value.field) == ("secret_unavailable", "environment.ABSENT")
+    assert caught.value.detail == "The secret nothing of the variable ABSENT does not exist."
     with pytest.raises(Ql3Error) as caught:
         await vault.open(variable("TOKEN", "token", 2))
     assert code_of(caught.value) == "secret_unavailable"
+    assert "token (version 2)" in str(caught.value.detail)
 
 
 async def test_secrets_survive_a_rotation_and_a_lost_key_shows_in_health(vault: Vault) -> None:

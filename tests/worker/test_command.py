@@ -90,7 +90,6 @@ def test_secrets_are_in_the_environment_or_a_file_and_always_masked() -> None:
         ],
     )
     prepared = prepare(revision(execution), PLACE)
-    assert prepared.slow
     assert (prepared.secrets, prepared.secret_files, prepared.files) == (
         ("TOKEN", "CERT"),
         ("CERT",),
@@ -323,6 +322,17 @@ def test_node_packages_are_installed_the_same_way(box: Box, host: Client, tmp_pa
         body, log = start(box, host, runtimes.ready(runtime, ["script", "m"]))
         assert body["exit_code"] == 0, log
         assert log.endswith("hello m\n")
+
+
+def test_a_command_that_its_environment_lacks_is_named_in_the_log_with_its_folder(
+    box: Box, host: Client, tmp_path: Path
+) -> None:
+    ready = Runtimes(tmp_path / "environments", {"UV_OFFLINE": "1"}).ready(
+        Runtime(kind="python"), ["absent", "--key=1"]
+    )
+    body, log = start(box, host, ready, cwd=str(tmp_path))
+    assert body["exit_code"] == 127
+    assert log.endswith(f"ql3: absent: No such file or directory (from the folder {tmp_path})\n")
 
 
 def test_two_runs_that_need_the_same_environment_make_it_once(box: Box, host: Client, tmp_path: Path) -> None:

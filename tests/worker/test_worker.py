@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schemas import subjects
+from schemas import limits, subjects
 from schemas.endpoints import ARTIFACTS_RETIRED, LOG_FOLLOW, LOG_READ
 from schemas.errors import Ql3Error
 from schemas.system import Done
@@ -75,6 +77,7 @@ async def test_the_environment_says_what_runs(worker: Worker, ledger: Ledger, mo
     assert environment["QL3_PROJECT"] == "home"
     assert environment["QL3_TASK"] == "task"
     assert environment["QL3_INPUTS"] == '{"n":1}'
+    assert Path(environment["QL3_INPUTS_FILE"]).parent.name == attempt
     assert environment["QL3_SCHEDULED_FOR_MS"] == "5"
     assert environment["COLOUR"] == "grün"
     assert "LEAKED" not in environment
@@ -83,11 +86,42 @@ async def test_the_environment_says_what_runs(worker: Worker, ledger: Ledger, mo
     assert (worker.data / "worker" / "logs" / f"{where}.log").read_text().strip() == str(worker.data / "work/default")
 
 
+async def test_inputs_are_given_as_a_private_file_that_goes_with_the_attempt(worker: Worker, ledger: Ledger) -> None:
+    await worker.start()
+    command = 'stat -c %a "$QL3_INPUTS_FILE"; cat "$QL3_INPUTS_FILE"; echo; echo "$QL3_INPUTS"; echo "$QL3_INPUTS_FILE"'
+    # The second is more than the kernel takes as one variable: it comes as the file alone.
+    few, many = {"text": "grün"}, {"text": "x" * limits.KERNEL_STRING_BYTES}
+    for inputs in (few, many):
+        attempt = await ledger.offer("sh", "-c", command, inputs=inputs)
+        body = await ledger.end(attempt)
+        assert (body.kind, body.exit_code) == ("ended", 0)
+        mode, file, variable, path = (worker.data / "worker" / "logs" / f"{attempt}.log").read_text().splitlines()
+        assert mode == "600"
+        assert json.loads(file) == inputs
+        assert variable == (file if inputs is few else "")
+        await settled(worker)
+        assert not Path(path).parent.exists()
+    without = await ledger.offer("sh", "-c", 'echo "${QL3_INPUTS-none} ${QL3_INPUTS_FILE-none}"')
+    await ledger.end(without)
+    assert (worker.data / "worker" / "logs" / f"{without}.log").read_text() == "none none\n"
+
+
 async def test_what_cannot_start_is_told_with_a_code(worker: Worker, ledger: Ledger) -> None:
     await worker.start()
-    missing = await ledger.offer("no-such-program")
+    missing = await ledger.offer("no-such-program", "--password=hunter2")
     body = await ledger.end(missing)
     assert (body.kind, body.error_code, body.exit_code) == ("start_failed", "command_not_found", None)
+    # It names the program and the folder, and none of the other arguments.
+    assert body.error_summary is not None
+    assert "no-such-program" in body.error_summary
+    assert str(worker.data / "work/default") in body.error_summary
+    assert "hunter2" not in body.error_summary
+    nowhere = await ledger.end(await ledger.offer(revision=make_revision("true", working_directory="/no/such/folder")))
+    assert nowhere.error_code == "working_directory_unusable"
+    assert "/no/such/folder" in str(nowhere.error_summary)
+    noise = await ledger.end(await ledger.offer("\x1b[31m" + "n" * 5000))
+    assert noise.error_code == "command_not_found"
+    assert str(noise.error_summary).isprintable()
     ledger.start_within_ms = -1
     late = await ledger.offer("/bin/true")
     body = await ledger.end(late)

@@ -30,6 +30,7 @@ class Vault:
         self.values = {"TOKEN": SECRET, "CERT": SECRET + "-cert"}
         self.asked: list[ContextOpen] = []
         self.error: str | None = None
+        self.detail: str | None = None
         self._bus = bus
         self._ledger = ledger
 
@@ -44,7 +45,7 @@ class Vault:
         assert proof.proof_holds(digest, question.attempt_id, question.sequence, proof.CONTEXT_BODY, question.proof)
         self.asked.append(question)
         if self.error is not None:
-            raise Ql3Error(self.error)
+            raise Ql3Error(self.error, self.detail)
         plain = msgspec.json.encode(SealedValues(values=self.values))
         context = attempt_context(question.attempt_id, question.lease_generation)
         key = self._ledger.registrations[-1].public_key
@@ -129,11 +130,12 @@ async def test_without_its_secrets_an_attempt_is_not_started(
     elif fault == "wrong key":
         service.session.key = type(service.session.key).generate()
     else:
-        vault.error = fault
+        vault.error, vault.detail = fault, "The secret token of the variable TOKEN does not exist."
     mark = worker.data / "mark"
     revision = make_revision("touch", str(mark), environment=[Variable(name="TOKEN", secret=SecretRef(secret="token"))])
     body = await ledger.end(await ledger.offer(revision=revision))
     assert (body.kind, body.error_code) == ("not_started", "context_unavailable")
+    assert body.error_summary == (vault.detail or "The run's secrets were not delivered in time.")
     assert not mark.exists()
     await settled(worker)
 

@@ -33,6 +33,8 @@ LONELY_S: Final = 30.0
 """Without a worker and with nothing running the host ends itself after this long; receipts are on disk."""
 RECENT: Final = 1024
 CLEANUP_S: Final = 30.0
+MAX_NAMED: Final = 200
+"""Characters of a program or a folder that a refusal names."""
 
 
 class Host:
@@ -47,8 +49,8 @@ class Host:
         self.trees = Trees()
         self.cgroups = Cgroups()
         self.unacked: dict[str, Receipt] = dict(receipts.pending)
-        self.refused: dict[str, str] = {}
-        """Codes of starts that were refused and not yet acknowledged."""
+        self.refused: dict[str, dict[str, str]] = {}
+        """Starts that were refused and not yet acknowledged, as the worker is told of them."""
         self.retiring = False
         self._queue: deque[dict[str, Any]] = deque()
         self._queued: set[str] = set()
@@ -91,8 +93,8 @@ class Host:
         """Tell every unacknowledged end and refusal."""
         for receipt in self.unacked.values():
             self.link.tell("exits", receipt._asdict())
-        for attempt, code in self.refused.items():
-            self.link.tell("refused", {"attempt": attempt, "code": code})
+        for refusal in self.refused.values():
+            self.link.tell("refused", refusal)
 
     def spawn(self, items: list[dict[str, Any]]) -> None:
         """Queue attempts for the start. One that is known already is told of again, never started again."""
@@ -239,7 +241,7 @@ class Host:
             try:
                 self._start(item)
             except RefusedError as refused:
-                self._refuse(item["attempt"], refused.code)
+                self._refuse(item["attempt"], refused.code, item)
             if not self._queue:
                 self._spawner.leave()
 
@@ -283,9 +285,13 @@ class Host:
             if item.get("cgroup_required", True):
                 raise RefusedError("limit_unsupported") from None
 
-    def _refuse(self, attempt: str, code: str) -> None:
-        self.refused[attempt] = code
-        self.link.tell("refused", {"attempt": attempt, "code": code})
+    def _refuse(self, attempt: str, code: str, item: dict[str, Any] | None = None) -> None:
+        refusal = {"attempt": attempt, "code": code}
+        if item is not None:
+            # The program and the folder, for whoever has to mend it; further arguments may hold values.
+            refusal |= {"command": item["argv"][0][:MAX_NAMED], "directory": (item.get("cwd") or "/")[:MAX_NAMED]}
+        self.refused[attempt] = refusal
+        self.link.tell("refused", refusal)
 
     def _kill_unstarted(self, attempt: str, reason: str) -> None:
         if attempt in self._queued:
