@@ -22,25 +22,14 @@ from services.kit.migrations.stream import (
     StepChanged,
     StepFailed,
     StepPending,
+    history_tables,
 )
 
 _LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended('ql3-migrate:' || current_database() || ':' || $1, 0))"
 
-_HISTORY = """
-CREATE TABLE IF NOT EXISTS schema_migrations (
-  stream TEXT NOT NULL,
-  migration_id TEXT NOT NULL,
-  dialect TEXT NOT NULL CHECK (dialect = 'postgresql'),
-  checksum TEXT NOT NULL CHECK (length(checksum) = 64),
-  applied_at_ms BIGINT NOT NULL CHECK (applied_at_ms >= 0),
-  PRIMARY KEY (stream, migration_id)
-);
-CREATE TABLE IF NOT EXISTS schema_capabilities (
-  contract_name TEXT PRIMARY KEY,
-  contract_version INTEGER NOT NULL CHECK (contract_version >= 1),
-  migration_id TEXT NOT NULL,
-  updated_at_ms BIGINT NOT NULL CHECK (updated_at_ms >= 0)
-);
+_HISTORY = (
+    history_tables("postgresql")
+    + """
 CREATE TABLE IF NOT EXISTS purge_watermarks (
   table_name TEXT PRIMARY KEY,
   below_ms BIGINT NOT NULL
@@ -54,6 +43,7 @@ BEGIN
 END
 $$;
 """
+)
 
 
 class PostgresqlStore:

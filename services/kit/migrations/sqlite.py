@@ -10,26 +10,23 @@ from services.kit.clock import wall_ms
 from services.kit.database.config import DatabaseConfig
 from services.kit.database.errors import Retryable
 from services.kit.database.sqlite import Connection, connect, prepared
-from services.kit.migrations.stream import KIT, Applied, LeaderUnavailable, Purgeable, Step, StepChanged, StepFailed
+from services.kit.migrations.stream import (
+    KIT,
+    Applied,
+    LeaderUnavailable,
+    Purgeable,
+    Step,
+    StepChanged,
+    StepFailed,
+    history_tables,
+)
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_HISTORY = """
-CREATE TABLE IF NOT EXISTS schema_migrations (
-  stream TEXT NOT NULL,
-  migration_id TEXT NOT NULL,
-  dialect TEXT NOT NULL CHECK (dialect = 'sqlite'),
-  checksum TEXT NOT NULL CHECK (length(checksum) = 64),
-  applied_at_ms BIGINT NOT NULL CHECK (applied_at_ms >= 0),
-  PRIMARY KEY (stream, migration_id)
-);
-CREATE TABLE IF NOT EXISTS schema_capabilities (
-  contract_name TEXT PRIMARY KEY,
-  contract_version INTEGER NOT NULL CHECK (contract_version >= 1),
-  migration_id TEXT NOT NULL,
-  updated_at_ms BIGINT NOT NULL CHECK (updated_at_ms >= 0)
-);
+_HISTORY = (
+    history_tables("sqlite")
+    + """
 CREATE TABLE IF NOT EXISTS purge_watermarks (
   table_name TEXT PRIMARY KEY,
   below_ms BIGINT NOT NULL,
@@ -37,6 +34,7 @@ CREATE TABLE IF NOT EXISTS purge_watermarks (
   last_purged BIGINT NOT NULL DEFAULT 0
 );
 """
+)
 
 
 class SqliteStore:

@@ -210,3 +210,23 @@ def pending(steps: Sequence[Step], history: Iterable[Applied], dialect: Dialect)
             elif gap is not None:
                 raise StepMissing(gap)
     return [step for step in steps if step.name not in applied]
+
+
+def history_tables(dialect: Dialect) -> str:
+    """The tables every database keeps of its own migrations, made before its first step."""
+    return f"""
+CREATE TABLE IF NOT EXISTS schema_migrations (
+  stream TEXT NOT NULL,
+  migration_id TEXT NOT NULL,
+  dialect TEXT NOT NULL CHECK (dialect = '{dialect}'),
+  checksum TEXT NOT NULL CHECK (length(checksum) = 64),
+  applied_at_ms BIGINT NOT NULL CHECK (applied_at_ms >= 0),
+  PRIMARY KEY (stream, migration_id)
+);
+CREATE TABLE IF NOT EXISTS schema_capabilities (
+  contract_name TEXT PRIMARY KEY,
+  contract_version INTEGER NOT NULL CHECK (contract_version >= 1),
+  migration_id TEXT NOT NULL,
+  updated_at_ms BIGINT NOT NULL CHECK (updated_at_ms >= 0)
+);
+"""
