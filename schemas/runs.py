@@ -280,10 +280,11 @@ class LimitList(Message, frozen=True, kw_only=True, tag="limits.list/1"):
 
 
 class LimitSet(Message, frozen=True, kw_only=True, tag="limits.set/1"):
-    """How many runs of a project may be in work at once; null takes the limit away."""
+    """How many runs of a project, or under a named key of it, may be in work at once; null takes the limit away."""
 
     actor: Actor
     project: ProjectId
+    key: Slug | None = None
     limit: Annotated[int, Meta(ge=1, le=100_000)] | None
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli.options import Data, Json, Limit, Project
 from services.cli.typed import json_from, parsed, shown
 
-project_app = typer.Typer(no_args_is_help=True, help="Projects: list, create, archive, rules.")
+if TYPE_CHECKING:
+    from services.cli.client import Client
+
+project_app = typer.Typer(no_args_is_help=True, help="Projects: list, create, archive, rules, limits.")
 role_app = typer.Typer(no_args_is_help=True, help="Roles: who may do what in a project.")
 
 Who = Annotated[str, typer.Argument(metavar="SUBJECT", help="A user's name, or TYPE/ID such as agent/bot.")]
@@ -186,6 +189,75 @@ def try_rules(
             (say("mode", "方式"), seen["mode"]),
         ]
     )
+
+
+@project_app.command("limits")
+def list_limits(project: ProjectId = "default", limit: Limit = 50, as_json: Json = False, data: Data = None) -> None:
+    """List how many runs may be in work at once: in the project, of a task, under a named key."""
+    from services.cli import output
+    from services.cli.client import connect, in_project
+    from services.cli.words import say
+
+    with connect(data) as client:
+        found = client.items(in_project(project, "/limits"), limit)
+        if as_json:
+            output.document(found)
+            return
+        rows = [_limit_row(client, item) for item in found["items"]]
+    output.table(
+        [say("LIMIT OF", "限制对象"), say("NAME", "名称"), say("AT MOST", "上限"), say("IN WORK", "进行中")],
+        rows,
+        more=found["next"] is not None,
+    )
+
+
+@project_app.command("limit")
+def set_limit(
+    project: ProjectId,
+    most: Annotated[str, typer.Argument(metavar="LIMIT", help="How many runs at once; `none` takes the limit away.")],
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="KEY", help="Of this named key instead, whatever its tasks say themselves."),
+    ] = None,
+    as_json: Json = False,
+    data: Data = None,
+) -> None:
+    """Limit how many runs of a project, or under a named key of it, are in work at once; the others wait."""
+    from schemas.errors import Ql3Error
+    from services.cli import output
+    from services.cli.client import connect, in_project, segment
+    from services.cli.words import say
+
+    if most != "none" and not (most.isascii() and most.isdigit() and 1 <= int(most[:7]) <= 100_000):
+        raise Ql3Error("invalid", "Write a number from 1 to 100000, or none.", field="LIMIT")
+    path = in_project(project, "/limit" if key is None else f"/limits/{segment(key, field='--key')}")
+    with connect(data) as client:
+        found = client.put(path, {"limit": None if most == "none" else int(most)})
+    if as_json:
+        output.document(found)
+        return
+    what = project if key is None else f"{project}/{key}"
+    for item in found["items"]:
+        most, live = item["limit"], item["live"]
+        output.line(say(f"{what}: at most {most}, {live} in work", f"{what}:上限 {most},进行中 {live}"))
+    if not found["items"]:
+        output.line(say(f"{what}: no limit", f"{what}:无限制"))
+
+
+def _limit_row(client: Client, item: dict[str, Any]) -> tuple[Any, ...]:
+    from schemas.errors import Ql3Error
+    from services.cli.client import in_project
+    from services.cli.words import say
+
+    kind = {"project": say("project", "项目"), "task": say("task", "任务"), "key": say("key", "键")}[item["kind"]]
+    name = item["key"]
+    if item["kind"] == "task":
+        try:
+            name = client.get(in_project(item["project"], f"/tasks/{name}"))["name"]
+        except Ql3Error as error:
+            if error.code not in ("not_found", "forbidden"):
+                raise  # a task that was deleted keeps its id here
+    return kind, name, item["limit"], item["live"]
 
 
 # -- roles

@@ -1,4 +1,4 @@
-"""Concurrency limits that people read, and the one that they set apart from a task: a project's."""
+"""Concurrency limits that people read, and those that they set apart from a task: a project's, a named key's."""
 
 from __future__ import annotations
 
@@ -22,16 +22,24 @@ async def page(tx: Transaction, question: LimitList) -> LimitPage:
     return LimitPage(items=await _views(tx, dict(shown)), next=None if last is None else f"{last.kind}/{last.key}")
 
 
-async def set_project_limit(tx: Transaction, question: LimitSet, decision: PolicyDecision | str) -> LimitPage:
-    """Sets or takes away a project's limit. What is in work goes on; only placement waits."""
-    limit = Limit(question.project, "project", question.project)
-    if question.limit is None:
+async def set_limit(tx: Transaction, question: LimitSet, decision: PolicyDecision | str) -> LimitPage:
+    """Sets or takes away the limit of a project, or of a named key. What is in work goes on; only placement waits.
+
+    A key has a limit of its tasks' terms too; what is set here stands before it until it is taken away.
+    """
+    project, key, most = question.project, question.key, question.limit
+    limit = Limit(project, "project", project) if key is None else Limit(project, "key", key)
+    now = await tx.now_ms()
+    if key is None and most is None:
         await limits.drop(tx, limit)
+    elif key is None:
+        await limits.put(tx, {limit: most or 0}, now)
+    elif most is None:
+        await limits.unset(tx, limit, now)
     else:
-        await limits.put(tx, {limit: question.limit}, await tx.now_ms())
-    await audit.append(
-        tx, question.actor, "limit.set", question.project, question.project, decision, {"limit": question.limit or 0}
-    )
+        await limits.set_apart(tx, limit, most, now)
+    target = project if key is None else f"{project}/{key}"
+    await audit.append(tx, question.actor, "limit.set", project, target, decision, {"limit": most or 0})
     return LimitPage(items=await _views(tx, await limits.read(tx, [limit])), next=None)
 
 

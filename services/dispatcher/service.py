@@ -430,9 +430,9 @@ class DispatcherService:
         return await self._database.read(lambda tx: limiting.page(tx, message))
 
     async def set_limit(self, message: LimitSet, _caller: Caller) -> LimitPage:
-        """A project's own limit."""
+        """A limit of a project or of a named key."""
         decision = await self._policy.require(message.actor, message.project, "policy.manage")
-        answer = await self._database.transact(lambda tx: limiting.set_project_limit(tx, message, decision))
+        answer = await self._database.transact(lambda tx: limiting.set_limit(tx, message, decision))
         self._ask_to_place()
         return answer
 

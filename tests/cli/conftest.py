@@ -44,7 +44,11 @@ from schemas.runs import (
     Attempt,
     AttemptList,
     AttemptPage,
+    ConcurrencyLimit,
     Explanation,
+    LimitList,
+    LimitPage,
+    LimitSet,
     LogFact,
     Run,
     RunAnswer,
@@ -140,6 +144,7 @@ class Scene:
         self.sick: dict[str, list[str]] = {}
         self.readiness: list[str] = []
         self.holds: dict[str | None, Hold] = {}
+        self.limits: dict[tuple[str, str], int] = {}
         self.ages = RetentionPolicy(
             project="default", logs_ms=30 * 86_400_000, runs_ms=90 * 86_400_000, version=0, updated_at_ms=0
         )
@@ -474,6 +479,19 @@ class Scene:
         )
         return RetentionAnswer(policy=self.ages)
 
+    async def list_limits(self, _message: LimitList, _: Caller) -> LimitPage:
+        return LimitPage(items=[self._limit(*limit) for limit in sorted(self.limits)], next=None)
+
+    async def set_limit(self, message: LimitSet, _: Caller) -> LimitPage:
+        limit = ("project", message.project) if message.key is None else ("key", message.key)
+        self.limits.pop(limit, None)
+        if message.limit is not None:
+            self.limits[limit] = message.limit
+        return LimitPage(items=[self._limit(*limit)] if message.limit else [], next=None)
+
+    def _limit(self, kind: Any, key: str) -> ConcurrencyLimit:
+        return ConcurrencyLimit(project="default", kind=kind, key=key, limit=self.limits[kind, key], live=1)
+
     async def set_hold(self, message: HoldSet, _: Caller) -> HoldAnswer:
         if message.held:
             self.holds[message.run] = Hold(
@@ -531,6 +549,8 @@ class Scene:
                 Route(endpoints.RUNS_CANCEL, self.cancel_run),
                 Route(endpoints.RUNS_RETRY, self.retry_run),
                 Route(endpoints.RUNS_EXPLAIN, self.explain_run),
+                Route(endpoints.LIMITS_LIST, self.list_limits),
+                Route(endpoints.LIMITS_SET, self.set_limit),
                 Route(endpoints.WORKERS_LIST, self.list_workers),
                 Route(endpoints.WORKERS_DRAIN, self.drain_worker),
                 Route(endpoints.READINESS, self.ready),

@@ -357,6 +357,29 @@ async def test_messages_are_chinese_where_that_is_spoken(ql3: Command) -> None:
     assert (await ql3("task", "disable", "hello", LANG="zh_CN.UTF-8", QL3_LANG="en")).out == "hello: disabled\n"
 
 
+async def test_limits_are_set_listed_and_taken_away(ql3: Command) -> None:
+    await created(ql3)
+    task = uuid("c", 1)
+    ql3.scene.limits = {("task", task): 3, ("task", uuid("c", 99)): 4}
+    assert (await ql3("project", "limit", "default", "7")).out == "default: at most 7, 1 in work\n"
+    keyed = await ql3("project", "limit", "default", "2", "--key", "db", QL3_LANG="zh")
+    assert keyed.out == "default/db:上限 2,进行中 1\n"
+    rows = [line.split() for line in (await ql3("project", "limits")).out.splitlines()]
+    assert rows[1:] == [
+        ["key", "db", "2", "1"],
+        ["project", "default", "7", "1"],
+        ["task", "hello", "3", "1"],
+        ["task", uuid("c", 99), "4", "1"],
+    ]
+    listed = await ql3("project", "limits", "default", "--json")
+    assert [item["limit"] for item in listed.json["items"]] == [2, 7, 3, 4]
+    assert (await ql3("project", "limit", "default", "none")).out == "default: no limit\n"
+    assert (await ql3("project", "limit", "default", "none", "--key", "db", "--json")).json["items"] == []
+    for wrong in ("0", "100001", "9" * 5000, "x", "٣"):
+        refused = await ql3("project", "limit", "default", wrong)
+        assert (refused.code, refused.err.split(":")[1]) == (2, " LIMIT")
+
+
 async def test_text_of_others_cannot_steer_the_terminal(ql3: Command) -> None:
     assert (await ql3("task", "create", "x", "--title", "a\x1b[31mb\nc", "--", "true")).code == 0
     shown = (await ql3("task", "show", "x")).out

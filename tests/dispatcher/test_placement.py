@@ -135,9 +135,22 @@ async def test_a_named_key_is_shared_by_tasks_of_a_project_only(ledger: Ledger, 
     assert {(await ledger.run(run)).project_id for run, _ in placed} == {"default", "other"}
 
 
-async def set_limit(ledger: Ledger, limit: int | None) -> LimitPage:
-    question = LimitSet(actor=ADA, project="default", limit=limit)
-    return await ledger.database.transact(lambda tx: limiting.set_project_limit(tx, question, "allow"))
+async def set_limit(ledger: Ledger, limit: int | None, key: str | None = None) -> LimitPage:
+    question = LimitSet(actor=ADA, project="default", key=key, limit=limit)
+    return await ledger.database.transact(lambda tx: limiting.set_limit(tx, question, "allow"))
+
+
+async def test_what_somebody_set_for_a_key_stands_before_what_its_tasks_say(ledger: Ledger, hand: Hand) -> None:
+    of = revision(terms=Terms(concurrency=[Concurrency(key="db", limit=1)]))
+    assert [(item.limit, item.live) for item in (await set_limit(ledger, 3, key="db")).items] == [(3, 0)]
+    made = await ledger.submit(of, 5)
+    assert len(await offered(ledger)) == 3
+    await ledger.submit(of)
+    assert await offered(ledger) == []
+    cause, words = await ledger.database.read(lambda tx: placing.why(tx, ledger.revisions, made[-1]))
+    assert (cause, "3 runs" in words) == ("key_limit", True)
+    assert [(item.limit, item.live) for item in (await set_limit(ledger, None, key="db")).items] == [(1, 3)]
+    assert await offered(ledger) == []
 
 
 async def test_limits_are_listed_with_their_use(ledger: Ledger, hand: Hand) -> None:

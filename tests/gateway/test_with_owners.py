@@ -148,6 +148,42 @@ async def test_a_role_is_what_counts_and_counts_at_once(town: Town) -> None:
     await _until(lambda: _status(noor, "GET", f"{PROJECT}/tasks", 403, 404))
 
 
+async def test_limits_are_set_by_who_manages_policy_and_read_by_who_may_look(town: Town) -> None:
+    owner = await town.owner()
+    spec = {"execution": {"command": ["/bin/true"]}, "terms": {"concurrency": [{"key": "db", "limit": 2}]}}
+    await owner.post(f"{PROJECT}/tasks", json={"name": "hello", "spec": spec})
+    assert (await owner.post(f"{PROJECT}/tasks/hello/runs")).status_code == 201
+    own = {"project": "default", "kind": "project", "key": "default", "limit": 7, "live": 0}
+    key = {**own, "kind": "key", "key": "db", "limit": 2}
+    answer = await owner.put(f"{PROJECT}/limit", json={"limit": 7})
+    assert (answer.status_code, answer.json()) == (200, {"items": [own], "next": None})
+    assert (await owner.get(f"{PROJECT}/limits")).json() == {"items": [key, own], "next": None}
+    page = (await owner.get(f"{PROJECT}/limits?limit=1")).json()
+    assert page["items"] == [key]
+    assert (await owner.get(f"{PROJECT}/limits?cursor={page['next']}")).json()["items"] == [own]
+    changed = await owner.put(f"{PROJECT}/limits/db", json={"limit": 5})
+    assert changed.json()["items"] == [{**key, "limit": 5}]
+    assert (await owner.put(f"{PROJECT}/limits/db", json={"limit": None})).json()["items"] == [key]
+    assert (await owner.put(f"{PROJECT}/limit", json={"limit": None})).json()["items"] == []
+
+    for body in ({}, {"limit": 0}, {"limit": 100_001}, {"limit": "7"}, {"limit": 7, "key": "db"}):
+        assert (await owner.put(f"{PROJECT}/limit", json=body)).status_code == 400
+    assert (await owner.put(f"{PROJECT}/limits/NOT_A_KEY", json={"limit": 1})).json()["code"] == "not_found"
+    assert (await owner.get(f"{PROJECT}/limits?cursor=foreign")).json()["code"] == "invalid"
+    acts = [item["action"] for item in (await owner.get("/api/v3/audit?service=dispatcher")).json()["items"]]
+    assert acts.count("limit.set") == 4
+
+    invitation = (await owner.post("/api/v3/invitations", json={"user": "noor"})).json()
+    link, _, token = invitation["url"].partition("#join=")[2].partition(".")
+    noor = await town.enter("password-links/use", {"link": link, "token": token, "password": "another long one"})
+    assert (await noor.get(f"{PROJECT}/limits")).status_code in (403, 404)
+    await owner.put(f"{PROJECT}/roles/user/noor", json={"role": "operator", "expected_version": 0})
+    await _until(lambda: _status(noor, "GET", f"{PROJECT}/limits", 200))
+    refused = await noor.put(f"{PROJECT}/limit", json={"limit": 1})
+    assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+    assert (await town.client().get(f"{PROJECT}/limits")).status_code == 401
+
+
 async def test_an_application_acts_under_its_own_name(town: Town) -> None:
     owner = await town.owner()
     await owner.post(f"{PROJECT}/tasks", json=TASK)

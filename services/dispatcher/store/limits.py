@@ -9,23 +9,23 @@ from services.dispatcher.placement import Limit, LimitKind
 from services.kit.database import Row, Statement, Transaction, json_rows, json_set
 
 _LOCK = Statement("""
-    SELECT c.project_id, c.kind, c.limit_key, c.max_live
+    SELECT c.project_id, c.kind, c.limit_key, coalesce(c.set_live, c.max_live) AS max_live
     FROM {rows:$1 project_id text, kind text, limit_key text} AS w
     JOIN concurrency_limits c ON c.project_id = w.project_id AND c.kind = w.kind AND c.limit_key = w.limit_key
     ORDER BY c.project_id, c.kind, c.limit_key
 """, postgresql="""
-    SELECT c.project_id, c.kind, c.limit_key, c.max_live
+    SELECT c.project_id, c.kind, c.limit_key, coalesce(c.set_live, c.max_live) AS max_live
     FROM {rows:$1 project_id text, kind text, limit_key text} AS w
     JOIN concurrency_limits c ON c.project_id = w.project_id AND c.kind = w.kind AND c.limit_key = w.limit_key
     ORDER BY c.project_id, c.kind, c.limit_key FOR UPDATE OF c
 """)  # fmt: skip
 _READ = Statement("""
-    SELECT c.project_id, c.kind, c.limit_key, c.max_live
+    SELECT c.project_id, c.kind, c.limit_key, coalesce(c.set_live, c.max_live) AS max_live
     FROM {rows:$1 project_id text, kind text, limit_key text} AS w
     JOIN concurrency_limits c ON c.project_id = w.project_id AND c.kind = w.kind AND c.limit_key = w.limit_key
 """)
 _PAGE = Statement("""
-    SELECT project_id, kind, limit_key, max_live FROM concurrency_limits
+    SELECT project_id, kind, limit_key, coalesce(set_live, max_live) AS max_live FROM concurrency_limits
     WHERE project_id = $1 AND (kind, limit_key) > ($2, $3) ORDER BY kind, limit_key LIMIT $4
 """)
 _PUT = Statement("""
@@ -33,6 +33,17 @@ _PUT = Statement("""
     ON CONFLICT (project_id, kind, limit_key) DO UPDATE
     SET max_live = excluded.max_live, updated_at_ms = excluded.updated_at_ms
     WHERE concurrency_limits.max_live <> excluded.max_live
+""")
+# A key that no task has named yet has nothing else to fall back to than what was set.
+_SET = Statement("""
+    INSERT INTO concurrency_limits (project_id, kind, limit_key, max_live, set_live, updated_at_ms)
+    VALUES ($1, $2, $3, $4, $4, $5)
+    ON CONFLICT (project_id, kind, limit_key) DO UPDATE
+    SET set_live = excluded.set_live, updated_at_ms = excluded.updated_at_ms
+""")
+_UNSET = Statement("""
+    UPDATE concurrency_limits SET set_live = NULL, updated_at_ms = $4
+    WHERE project_id = $1 AND kind = $2 AND limit_key = $3
 """)
 _DROP = Statement("DELETE FROM concurrency_limits WHERE project_id = $1 AND kind = $2 AND limit_key = $3")
 _LIVE_BY_PROJECT = Statement("""
@@ -60,6 +71,16 @@ _HOLD_KEY = Statement("""
 async def put(tx: Transaction, limits: Mapping[Limit, int], now: int) -> None:
     """Sets limits, in sorted order; a row that says so already is only locked by whoever counts."""
     await tx.execute_many(_PUT, [(*limit, limits[limit], now) for limit in sorted(limits)])
+
+
+async def set_apart(tx: Transaction, limit: Limit, most: int, now: int) -> None:
+    """Sets a limit that stands before what the tasks' terms say, until `unset`."""
+    await tx.execute(_SET, *limit, most, now)
+
+
+async def unset(tx: Transaction, limit: Limit, now: int) -> None:
+    """What the tasks' terms say counts again."""
+    await tx.execute(_UNSET, *limit, now)
 
 
 async def drop(tx: Transaction, limit: Limit) -> None:
