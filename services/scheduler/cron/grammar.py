@@ -61,6 +61,10 @@ class MonthDays(dict[tuple[int, int], tuple[int, ...]]):
     """The matching days of a month, by (first day modulo 7, length)."""
 
 
+class Answers(dict[tuple[str, int], int | None]):
+    """The next instant in seconds, by (zone, after)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cron:
     """A calendar schedule on the wall clock. All sets are sorted tuples; weekdays count from Sunday = 0.
@@ -83,6 +87,8 @@ class Cron:
     fixed: bool
     month_days: MonthDays = dataclass_field(default_factory=MonthDays, repr=False, compare=False)
     """A memory, filled as it is asked."""
+    answers: Answers = dataclass_field(default_factory=Answers, repr=False, compare=False)
+    """Another one: thousands of triggers have the same expression, and each asks the same more than once."""
 
 
 @dataclass(frozen=True, slots=True)

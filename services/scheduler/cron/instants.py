@@ -26,6 +26,8 @@ FIRST_S: Final = -2_208_988_800
 """1900-01-01: instants before it are not asked for."""
 LAST_S: Final = 32_503_680_000
 """3000-01-01: nothing fires from then on."""
+REMEMBERED: Final = 32
+"""Answers that a schedule keeps."""
 
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
 _LENGTHS: Final = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
@@ -47,7 +49,7 @@ def next_instant(schedule: Schedule, zone: Zone, after_ms: int, *, anchor_ms: in
     elif after >= LAST_S or after < FIRST_S:
         return None
     else:
-        found = _next_fixed(schedule, zone, after) if schedule.fixed else _next_wildcard(schedule, zone, after)
+        found = _next(schedule, zone, after)
     return None if found is None or found >= LAST_S else found * 1000
 
 
@@ -64,6 +66,18 @@ def refuse_never(schedule: Schedule) -> None:
     """Raise `cron_never_fires` for a schedule whose days do not exist, such as `0 0 30 2 *`."""
     if isinstance(schedule, Cron) and _next_day(schedule, 0) is None:
         raise Ql3Error("cron_never_fires", "No such day exists in the months of this expression.", field="day of month")
+
+
+def _next(cron: Cron, zone: Zone, after: int) -> int | None:
+    key = (zone.name, after)
+    try:
+        return cron.answers[key]
+    except KeyError:
+        found = _next_fixed(cron, zone, after) if cron.fixed else _next_wildcard(cron, zone, after)
+    if len(cron.answers) >= REMEMBERED:
+        cron.answers.clear()
+    cron.answers[key] = found
+    return found
 
 
 def _next_fixed(cron: Cron, zone: Zone, after: int) -> int | None:
