@@ -294,6 +294,22 @@ class ActionRecover(Message, frozen=True, kw_only=True, tag="actions.recover/1")
     evidence_digest: Digest | None = None
 
 
+class ActionClose(Message, frozen=True, kw_only=True, tag="actions.close/1"):
+    """To whoever carries out an approved action, before a recovery ends it: a late effect is refused. Idempotent."""
+
+    dispatch_id: Id
+    project: ProjectId
+
+
+class ActionClosed(Message, frozen=True, kw_only=True, tag="actions.closed/1"):
+    """What stands for the dispatch id, for ever: it had its effect before (`done`, on `resource`), or never will."""
+
+    dispatch_id: Id
+    outcome: Literal["done", "closed"]
+    resource: str | None
+    at_ms: Millis
+
+
 class ActionAnswer(Message, frozen=True, kw_only=True, tag="actions.answer/1"):
     """One approved action."""
 

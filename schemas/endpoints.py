@@ -148,6 +148,12 @@ class WorkerEndpoint(Endpoint[Q, A]):
 LOG_READ = WorkerEndpoint("log.read", workers.LogRead, workers.LogRange)
 LOG_FOLLOW = WorkerEndpoint("log.follow", workers.LogFollow, system.Done)
 
+# what those who carry out approved actions answer
+ACTIONS_CLOSE: Final = {
+    s: Endpoint(s, "actions.close", approvals.ActionClose, approvals.ActionClosed)
+    for s in ("scheduler", "dispatcher", "vault")
+}
+
 # what every service with tables answers
 _WITH_TABLES: Final = tuple(service for service in SERVICES if service != "worker")
 FEED_READ: Final = {s: Endpoint(s, "feed.read", system.FeedRead, system.FeedPage) for s in _WITH_TABLES}

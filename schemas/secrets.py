@@ -19,7 +19,8 @@ class SecretSet(Message, frozen=True, kw_only=True, tag="secrets.set/1"):
     """A new version. The value comes sealed to the vault's public key (`vault.key`): readable nowhere else.
 
     `sealed` is unpadded base64url of ephemeral X25519 public key, nonce and AES-256-GCM ciphertext.
-    `expected_version` is 0 for a new secret, or null for "whatever is current".
+    `expected_version` is 0 for a new secret, or null for "whatever is current". `dispatch_id` is that of the approved
+    action behind it.
     """
 
     actor: Actor
@@ -28,6 +29,7 @@ class SecretSet(Message, frozen=True, kw_only=True, tag="secrets.set/1"):
     sealed: Annotated[str, Meta(max_length=2 * limits.SECRET_BYTES)]
     expected_version: int | None = None
     mutation_id: Id
+    dispatch_id: Id | None = None
 
 
 class SecretList(Message, frozen=True, kw_only=True, tag="secrets.list/1"):

@@ -190,7 +190,7 @@ class TaskCreate(Message, frozen=True, kw_only=True, tag="tasks.create/1"):
 
 
 class TaskUpdate(Message, frozen=True, kw_only=True, tag="tasks.update/1"):
-    """A new revision; `expected_revision` is compared."""
+    """A new revision; `expected_revision` is compared. `dispatch_id` is that of the approved action behind it."""
 
     actor: Actor
     project: ProjectId
@@ -198,6 +198,7 @@ class TaskUpdate(Message, frozen=True, kw_only=True, tag="tasks.update/1"):
     expected_revision: int
     spec: TaskSpec
     mutation_id: Id | None = None
+    dispatch_id: Id | None = None
 
 
 class TaskEnable(Message, frozen=True, kw_only=True, tag="tasks.enable/1"):

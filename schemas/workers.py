@@ -337,11 +337,12 @@ class WorkerList(Message, frozen=True, kw_only=True, tag="workers.list/1"):
 
 
 class WorkerDrain(Message, frozen=True, kw_only=True, tag="workers.drain/1"):
-    """Drain a worker, or let it work again."""
+    """Drain a worker, or let it work again. `dispatch_id` is that of the approved action behind it."""
 
     actor: Actor
     worker: WorkerId
     drain: bool = True
+    dispatch_id: Id | None = None
 
 
 class WorkerAnswer(Message, frozen=True, kw_only=True, tag="workers.answer/1"):

@@ -46,7 +46,8 @@ EXECUTOR: Final = "approval"
 """`system/approval` carries out what people have approved."""
 SYSTEM_MAY: Final = frozenset({*READS, "run.start", "run.stop", "run.retry"})
 """What our own services do on behalf of what people have set up: triggers, retries, the stop of what is too late."""
-EXECUTOR_MAY: Final = SYSTEM_MAY | {"task.update", "secret.manage", "worker.manage"}
+EXECUTOR_MAY: Final = SYSTEM_MAY | {"task.update", "secret.use", "secret.manage", "worker.manage"}
+"""A task that names secrets needs `secret.use`; whoever may ask for its change holds that too."""
 
 
 class Binding(NamedTuple):

@@ -89,6 +89,7 @@ from services.kit.bus import Bus, Caller, Route
 from services.kit.clock import Clock
 from services.kit.config import Config
 from services.kit.database import Database, DatabaseUnavailable, UniqueViolation
+from services.kit.dispatches import closing_route
 from services.kit.health import Health
 from services.kit.loops import Loop
 from services.kit.policy import PolicyClient
@@ -194,6 +195,7 @@ class DispatcherService:
             Route(endpoints.LEASES_VERIFY, self.verify_lease, concurrency=64),
             Route(endpoints.ATTEMPTS_ENDED, self.ended_attempts),
             Route(endpoints.READINESS, self.readiness),
+            closing_route(NAME, self._database),
         ]
 
     # -- submission

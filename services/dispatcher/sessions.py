@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from schemas import limits, proof, subjects
 from schemas.canonical import canonical
 from schemas.errors import Ql3Error
-from schemas.identity import PolicyDecision
+from schemas.identity import DEFAULT_PROJECT, PolicyDecision
 from schemas.workers import (
     JournalEntry,
     Refusal,
@@ -34,7 +34,7 @@ from services.dispatcher.records import Case, LeaseRecord, Refused, WorkerRecord
 from services.dispatcher.store import cancellations, cases, leases, workers
 from services.dispatcher.store.cases import Change
 from services.dispatcher.views import worker_view
-from services.kit import audit, outbox
+from services.kit import audit, dispatches, outbox
 from services.kit.database import Transaction
 
 HELD_MOST = 4096
@@ -252,13 +252,17 @@ def _needs_writing(worker: WorkerRecord, question: WorkerBeat, now: int) -> bool
 
 
 async def drain(tx: Transaction, question: WorkerDrain, decision: PolicyDecision | str) -> Worker:
-    """Gives a worker no new work, or work again. It keeps what it holds. Raises `not_found`."""
+    """Gives a worker no new work, or work again. It keeps what it holds. Raises `not_found`.
+
+    An approved action that had its effect before changes nothing again; one that was closed is a `conflict`.
+    """
     now = await tx.now_ms()
     worker = (await workers.lock(tx, [question.worker])).get(question.worker)
     if worker is None:
         raise Ql3Error("not_found")
     wanted = int(question.drain)
-    if worker.drain_requested != wanted:
+    fresh = await dispatches.claim(tx, question.dispatch_id, DEFAULT_PROJECT, worker.id)
+    if fresh and worker.drain_requested != wanted:
         worker = replace(worker, drain_requested=wanted, version=worker.version + 1)
         await workers.put(tx, worker)
         what = "worker.drain" if question.drain else "worker.resume"

@@ -28,7 +28,7 @@ from schemas.tasks import (
     TaskSpec,
     TaskUpdate,
 )
-from services.kit import audit, outbox
+from services.kit import audit, dispatches, outbox
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction, UniqueViolation
 from services.kit.ids import new_id
@@ -129,6 +129,8 @@ class Catalogue:
                 tx, row["id"], ask.expected_revision, ask.spec.folder, now_ms
             ):
                 raise Ql3Error("version_conflict", field="expected_revision", data={"revision": row["revision"]})
+            if not await dispatches.claim(tx, ask.dispatch_id, ask.project, f"{row['id']}@{revision}"):
+                raise Ql3Error("mutation_conflict", field="dispatch_id")
             compiled = rules.compile_revision(ask.project, row["id"], row["name"], revision, ask.spec)
             await store.insert_revision(
                 tx,

@@ -84,6 +84,7 @@ from services.kit.bus import Bus, Caller, Delivery, Route, Subscription
 from services.kit.clock import Clock
 from services.kit.config import Config
 from services.kit.database import Database
+from services.kit.dispatches import closing_route
 from services.kit.health import Health
 from services.kit.loops import Loop
 from services.kit.policy import PolicyClient
@@ -189,6 +190,7 @@ class SchedulerService:
                 Route(TRIGGERS_PREVIEW, self._preview),
                 Route(TRIGGERS_LIST, self._list_triggers),
                 Route(TRIGGERS_MISSED, self._list_missed),
+                closing_route(NAME, self._database),
                 *standing_routes(NAME, VERSION, database=self._database, policy=self._policy, health=health),
             ],
         )

@@ -30,11 +30,12 @@ from schemas.secrets import (
 )
 from schemas.subjects import event
 from schemas.workers import LeaseVerified, LeaseVerify
-from services.kit import audit, outbox
+from services.kit import audit, dispatches, outbox
 from services.kit.bus import Bus, Caller, Route
 from services.kit.clock import Clock
 from services.kit.config import Config
 from services.kit.database import Database, Transaction
+from services.kit.dispatches import closing_route
 from services.kit.health import Health
 from services.kit.loops import Loop
 from services.kit.policy import PolicyClient
@@ -77,6 +78,7 @@ class VaultService:
                 Route(SECRETS_LIST, self.list_secrets),
                 Route(VAULT_KEY, self.read_key),
                 Route(CONTEXT_OPEN, self.open_context, concurrency=64),
+                closing_route(NAME, self._database),
                 *standing_routes(NAME, VERSION, database=self._database, policy=self._policy, health=health),
             ],
         )
@@ -133,6 +135,8 @@ class VaultService:
         )
         if not await store.insert(tx, envelope):
             return None
+        if not await dispatches.claim(tx, message.dispatch_id, message.project, f"{message.name}@{envelope.version}"):
+            raise Ql3Error("mutation_conflict", field="dispatch_id")
         await audit.append(
             tx,
             message.actor,

@@ -107,7 +107,7 @@ def test_the_console_needs_no_binding_and_keeps_the_bootstrap_open() -> None:
 
 
 def test_only_who_carries_out_approved_actions_may_change_what_was_approved() -> None:
-    for permission in ("task.update", "secret.manage", "worker.manage"):
+    for permission in ("task.update", "secret.use", "secret.manage", "worker.manage"):
         assert policy.evaluate(Subject(type="system", id="approval"), permission, snapshot()).effect == "allow"
         assert policy.evaluate(Subject(type="system", id="scheduler"), permission, snapshot()).effect == "deny"
     assert policy.evaluate(Subject(type="system", id="approval"), "policy.manage", snapshot()).effect == "deny"

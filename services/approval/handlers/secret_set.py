@@ -1,7 +1,7 @@
 """`secret.set`: a new version of a secret, whose value comes sealed to the vault and is readable nowhere else.
 
-The vault compares the version and keeps the mutation id, under which the value is sealed. It tells nobody which
-mutation made a version, so a doubt is a person's to end.
+The vault compares the version and keeps the mutation id, under which the value is sealed, and the dispatch id: closing
+that one tells whether the version was made, and refuses one that would come later.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from schemas.endpoints import SECRETS_SET
 from schemas.ids import Id, Slug
 from schemas.secrets import SecretSet
 from services.approval.executions import Execution
+from services.approval.handlers.closing import closed, succeeded
 from services.approval.handlers.plans import Plans, read_plan
 from services.approval.handlers.port import Ask, Inspection, Now, Outcome, Planned, service_actor
 from services.approval.recovery import Finding
@@ -71,14 +72,15 @@ class SecretSetHandler:
                 sealed=plan.sealed,
                 expected_version=plan.expected_version,
                 mutation_id=plan.mutation_id,
+                dispatch_id=dispatch.id,
             ),
         )
         return Outcome("succeeded", "secret_set", "secret", f"{answer.secret.name}@{answer.secret.version}")
 
     async def observe(self, dispatch: Dispatch, execution: Execution) -> Finding:
-        """No evidence can be had."""
-        return Finding("unsupported", "automatic_recovery_unsupported")
+        """Close the dispatch id and see what had come of it: a version, or never one."""
+        return await closed(self._ask, self.needs, dispatch, "secret_set", "secret")
 
     async def close(self, dispatch: Dispatch) -> Finding | None:
-        """Nothing of ours is on its way any more: the lease lapsed long after the question's own limit."""
-        return None
+        """A tombstone: a late version is refused."""
+        return succeeded(await closed(self._ask, self.needs, dispatch, "secret_set", "secret"))

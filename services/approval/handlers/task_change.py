@@ -1,7 +1,7 @@
 """`task.change`: a task's revision N becomes N+1.
 
-The change compares the revision, so whoever made N+1 has closed the door for everybody else: what stands at N+1 is the
-evidence. While nothing does, a change may still come, for as long as a question lives on the bus.
+The change compares the revision, and the scheduler keeps the dispatch id with it: closing the id tells whether the
+change was made, and refuses one that would come later.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from schemas.canonical import digest
 from schemas.endpoints import TASKS_GET, TASKS_UPDATE
 from schemas.errors import Ql3Error
 from schemas.limits import SPEC_BYTES
 from schemas.tasks import Task, TaskRead, TaskSpec, TaskUpdate
 from services.approval.executions import Execution
+from services.approval.handlers.closing import closed, succeeded
 from services.approval.handlers.plans import Plans, read_plan
 from services.approval.handlers.port import Ask, Inspection, Now, Outcome, Planned, service_actor
 from services.approval.recovery import Finding
@@ -97,33 +97,18 @@ class TaskChangeHandler:
                 expected_revision=plan["expected_revision"],
                 spec=msgspec.convert(plan["spec"], TaskSpec),
                 mutation_id=dispatch.id,
+                dispatch_id=dispatch.id,
             ),
         )
         return Outcome("succeeded", "task_changed", "task", f"{answer.task.id}@{answer.task.revision}")
 
     async def observe(self, dispatch: Dispatch, execution: Execution) -> Finding:
-        """What stands at N+1."""
-        return await self._look(dispatch)
-
-    async def _look(self, dispatch: Dispatch) -> Finding:
-        plan = await self._plans.bound(dispatch)
-        revision = plan["expected_revision"] + 1
-        try:
-            task = await self._task(dispatch.project, plan["task_id"], revision)
-        except Ql3Error as error:
-            if error.code == "not_found":
-                return Finding("missing", "task_revision_missing")
-            raise
-        evidence = digest("ql3.approved-task-change.v1", {"task": task.id, "revision": revision, "is": task.digest})
-        resource = ("task", f"{task.id}@{revision}")
-        if task.spec == msgspec.convert(plan["spec"], TaskSpec):
-            return Finding("verified_succeeded", "task_change_verified", evidence, resource)
-        return Finding("verified_failed", "task_changed_by_another", evidence)
+        """Close the dispatch id and see what had come of it: the revision, or never one."""
+        return await closed(self._ask, self.needs, dispatch, "task_change", "task")
 
     async def close(self, dispatch: Dispatch) -> Finding | None:
-        """Nothing of ours is on its way any more: the lease lapsed long after the question's own limit."""
-        found = await self._look(dispatch)
-        return found if found.kind == "verified_succeeded" else None
+        """A tombstone: a late change is refused."""
+        return succeeded(await closed(self._ask, self.needs, dispatch, "task_change", "task"))
 
     async def _task(self, project: str, task: str, revision: int | None = None) -> Task:
         question = TaskRead(actor=service_actor(self._now()), project=project, task=task, revision=revision)

@@ -1,4 +1,7 @@
-"""`worker.drain`: take a worker out of work, or let it work again. A wanted state, however often it is asked."""
+"""`worker.drain`: take a worker out of work, or let it work again.
+
+The dispatcher keeps the dispatch id: the same order again changes nothing, whatever people did meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from schemas.canonical import digest
 from schemas.endpoints import WORKERS_DRAIN, WORKERS_LIST
 from schemas.errors import Ql3Error
 from schemas.identity import DEFAULT_PROJECT
@@ -15,6 +17,7 @@ from schemas.limits import LIST_ITEMS
 from schemas.paging import Page
 from schemas.workers import Worker, WorkerDrain, WorkerList
 from services.approval.executions import Execution
+from services.approval.handlers.closing import closed, succeeded
 from services.approval.handlers.plans import Plans, read_plan
 from services.approval.handlers.port import Ask, Inspection, Now, Outcome, Planned, service_actor
 from services.approval.recovery import Finding
@@ -63,27 +66,19 @@ class WorkerDrainHandler:
     async def execute(self, dispatch: Dispatch) -> Outcome:
         """Drain it, or let it work again."""
         plan = msgspec.convert(await self._plans.bound(dispatch), Wanted)
-        question = WorkerDrain(actor=service_actor(self._now()), worker=plan.worker, drain=plan.drain)
+        question = WorkerDrain(
+            actor=service_actor(self._now()), worker=plan.worker, drain=plan.drain, dispatch_id=dispatch.id
+        )
         answer = await self._ask(WORKERS_DRAIN, question)
         return Outcome("succeeded", "worker_drained" if plan.drain else "worker_resumed", "worker", answer.worker.id)
 
     async def observe(self, dispatch: Dispatch, execution: Execution) -> Finding:
-        """The worker's state is the evidence of what was wanted; another state may still come."""
-        plan = msgspec.convert(await self._plans.bound(dispatch), Wanted)
-        worker = await self._worker(plan.worker)
-        if worker is None:
-            return Finding("conflict", "worker_missing")
-        if (worker.status == "draining") != plan.drain:
-            return Finding("missing", "worker_state_differs")
-        evidence = digest(
-            "ql3.approved-worker-drain.v1",
-            {"dispatch_id": dispatch.id, "worker": worker.id, "session": worker.session_id, "status": worker.status},
-        )
-        return Finding("verified_succeeded", "worker_state_verified", evidence, ("worker", worker.id))
+        """Close the dispatch id and see what had come of it: the wanted state, or never by this."""
+        return await closed(self._ask, self.needs, dispatch, "worker_drain", "worker")
 
     async def close(self, dispatch: Dispatch) -> Finding | None:
-        """Nothing of ours is on its way any more: the lease lapsed long after the question's own limit."""
-        return None
+        """A tombstone: a late order is refused."""
+        return succeeded(await closed(self._ask, self.needs, dispatch, "worker_drain", "worker"))
 
     async def _worker(self, worker_id: str) -> Worker | None:
         cursor: str | None = None
