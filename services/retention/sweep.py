@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 
@@ -12,7 +11,8 @@ from schemas import limits
 from schemas.artifacts import ArtifactChanged, PurgeRuns
 from schemas.subjects import command, event
 from services.kit import outbox
-from services.kit.artifact_store import Retired, UnsafeArtifactError, free_bytes, retire
+from services.kit.artifact_store import Retired, UnsafeArtifactError
+from services.kit.artifacts import Artifacts
 from services.kit.clock import Clock
 from services.kit.database import Database, Transaction
 from services.kit.ids import new_id
@@ -28,17 +28,18 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.retention")
 class Sweep:
     """One pass over what is old. Every step is bounded and can be repeated after a crash at any point."""
 
-    def __init__(self, *, database: Database, clock: Clock, root: Path, defaults: Ages, page: int = 64) -> None:
+    def __init__(self, *, database: Database, clock: Clock, store: Artifacts, defaults: Ages, page: int = 64) -> None:
         self._database = database
         self._clock = clock
-        self._root = root
+        self._store = store
         self._defaults = defaults
         self._page = page
 
     async def logs(self) -> bool:
         """Retire one page of old logs in each project that has some; whether more may be old."""
         now_ms = self._clock.now_ms()
-        pressure = await asyncio.to_thread(free_bytes, self._root) < self._defaults.free_bytes
+        free = await asyncio.to_thread(self._store.free_bytes)
+        pressure = free is not None and free < self._defaults.free_bytes
         if pressure:
             log.warning("little free space is left for artifacts; old logs go earlier")
         more = False
@@ -65,7 +66,7 @@ class Sweep:
         at, found = await self._database.read(find)
         # Files first, then tombstones: a crash in between finds the file absent and records that, never a deletion
         # that did not happen. A file that cannot be removed is passed over and met again by the next full pass.
-        retired = await asyncio.to_thread(_retire, self._root, found)
+        retired = await asyncio.to_thread(_retire, self._store, found)
         full = len(found) == self._page
         if not found and at.artifact_id == "":
             return False
@@ -74,8 +75,12 @@ class Sweep:
             if not await artifacts.move_cursor(tx, project, at.version, found[-1] if full else None, now_ms):
                 log.info("another sweep is at work in this project", project=project)
             await artifacts.bury(tx, project, retired, age_ms=age_ms, now_ms=now_ms)
-            # A file that never came into the store may still lie at its worker.
-            kept = [candidate for candidate, outcome in retired if outcome.disposition == "already_absent"]
+            # A file that never came into the store as a whole may still lie at its worker.
+            kept = [
+                candidate
+                for candidate, outcome in retired
+                if outcome.disposition == "already_absent" or candidate.state != "stored"
+            ]
             await orders.open_retire(tx, ((item.attempt_id, item.worker_id, item.artifact_id) for item in kept), now_ms)
             await outbox.facts(tx, [_gone(project, candidate, now_ms) for candidate, _ in retired])
             return full
@@ -130,14 +135,16 @@ async def close_purges(tx: Transaction, ids: Sequence[str]) -> None:
         await orders.set_hour(tx, project, hour_ms, left)
 
 
-def _retire(root: Path, found: Sequence[Candidate]) -> list[tuple[Candidate, Retired]]:
-    retired: list[tuple[Candidate, Retired]] = []
-    for candidate in found:
+def _retire(store: Artifacts, found: Sequence[Candidate]) -> list[tuple[Candidate, Retired]]:
+    def retire(candidate: Candidate) -> Retired | None:
         try:
-            retired.append((candidate, retire(root, candidate.artifact_id)))
+            return store.retire(candidate.worker_id, candidate.artifact_id)
         except (UnsafeArtifactError, OSError) as error:
             log.error("a log could not be removed", artifact=candidate.artifact_id, error=type(error).__name__)
-    return retired
+            return None
+
+    outcomes = zip(found, store.each(retire, found), strict=True)
+    return [(candidate, outcome) for candidate, outcome in outcomes if outcome is not None]
 
 
 def _gone(project: str, candidate: Candidate, now_ms: int) -> tuple[str, ArtifactChanged]:

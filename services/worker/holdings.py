@@ -17,6 +17,7 @@ import structlog
 
 from schemas import proof
 from schemas.workers import BeatItem, JournalEntry, LogFact, ReportBody, SessionFence
+from services.kit.artifacts import Artifacts
 from services.kit.clock import Clock
 from services.kit.database import Database
 from services.kit.loops import Loop
@@ -52,7 +53,8 @@ class Holdings:
         database: Database,
         clock: Clock,
         directories: Directories,
-        artifacts: Path,
+        worker: str,
+        artifacts: Artifacts,
         fence: Callable[[], SessionFence | None],
         send_reports: Send,
         send_chunk: SendChunk,
@@ -71,6 +73,7 @@ class Holdings:
         self.host = HostLink(directories.host, directories.logs, on_hello=self._hello, on_news=self._news)
         self.logs = Logs(
             directory=directories.logs,
+            worker=worker,
             store=artifacts,
             held=self.held.get,
             follow=lambda names: self.host.send({"op": "follow", "attempts": names}),

@@ -18,7 +18,8 @@ from schemas import limits, subjects
 from schemas.errors import Ql3Error
 from schemas.ids import is_id
 from schemas.workers import LogChunk, LogFollow, LogRange, LogRead
-from services.kit.artifact_store import UnsafeArtifactError, prepare_root, publish, stored_size
+from services.kit.artifact_store import ArtifactsAwayError, UnsafeArtifactError
+from services.kit.artifacts import Artifacts
 from services.kit.clock import monotonic_ms
 from services.kit.loops import Loop
 from services.worker.attempt import Held
@@ -80,18 +81,23 @@ def log_size(directory: Path, attempt_id: str) -> int:
 
 
 class Logs:
-    """Serves the logs in `directory`. `held` looks an attempt up, `follow` tells the host whose growth counts."""
+    """Serves the logs in `directory`, and puts finished ones into the store under the worker's name.
+
+    `held` looks an attempt up, `follow` tells the host whose growth counts.
+    """
 
     def __init__(
         self,
         *,
         directory: Path,
-        store: Path,
+        worker: str,
+        store: Artifacts,
         held: Callable[[str], Held | None],
         follow: Callable[[list[str]], object],
         send: SendChunk,
     ) -> None:
         self._directory = directory
+        self._worker = worker
         self._store = store
         self._held = held
         self._tell_host = follow
@@ -109,7 +115,7 @@ class Logs:
 
     async def start(self) -> None:
         """Make the store's root, and take up what an earlier life of this worker had not published."""
-        await asyncio.to_thread(prepare_root, self._store)
+        await asyncio.to_thread(self._store.prepare)
         await self.live.start()
         await self.publishing.start()
 
@@ -117,8 +123,9 @@ class Logs:
         """Publish what is finished, then end."""
         await self.live.stop()
         await self.publishing.stop()
-        with contextlib.suppress(OSError, UnsafeArtifactError):
-            await self._publish()
+        if not self._trouble:  # the next start takes up what is left
+            with contextlib.suppress(OSError, UnsafeArtifactError):
+                await self._publish()
 
     # -- reading
 
@@ -233,7 +240,7 @@ class Logs:
 
     async def sweep(self, held: set[str]) -> None:
         """Remove copies that the store has and nobody asked to drop for an hour."""
-        await asyncio.to_thread(_sweep, self._directory, self._store, held, time.time())
+        await asyncio.to_thread(self._sweep, held, time.time())
 
     async def drop(self, attempt_ids: Iterable[str]) -> None:
         """The store has these; the copies here go."""
@@ -243,32 +250,42 @@ class Logs:
         batch = list(self._unpublished)[:PUBLISH_BATCH]
         if not batch:
             return False
-        try:
-            await asyncio.to_thread(_publish_all, self._directory, self._store, batch)
-        except (OSError, UnsafeArtifactError):
-            self._trouble += 1
-            raise
-        self._trouble = 0
-        for name in batch:
+        outcomes = await asyncio.to_thread(self._store.each, self._publish_one, batch)
+        failed: Exception | None = None
+        for name, error in zip(batch, outcomes, strict=True):
             self._unpublished.pop(name, None)
+            if error is not None:
+                failed = failed or error
+                self._unpublished[name] = None  # again, after the others
+        if failed is not None:
+            self._trouble += 1
+            raise failed
+        self._trouble = 0
         return bool(self._unpublished)
 
+    def _publish_one(self, attempt_id: str) -> Exception | None:
+        try:
+            self._store.publish(self._worker, attempt_id, self._directory / f"{attempt_id}.log")
+        except FileNotFoundError:
+            return None  # it was dropped: the store has it
+        except (OSError, UnsafeArtifactError) as error:
+            return error
+        return None
 
-def _publish_all(directory: Path, store: Path, attempt_ids: list[str]) -> None:
-    for attempt_id in attempt_ids:
-        with contextlib.suppress(FileNotFoundError):  # it was dropped: the store has it
-            publish(directory / f"{attempt_id}.log", store, attempt_id)
-
-
-def _sweep(directory: Path, store: Path, held: set[str], now_s: float) -> None:
-    for name in os.listdir(directory):
-        stem = name.removesuffix(".log")
-        if not name.endswith(".log") or not is_id(stem) or stem in held:
-            continue
-        with contextlib.suppress(FileNotFoundError, UnsafeArtifactError):
-            found = (directory / name).lstat()
-            if now_s - found.st_mtime > DROP_AFTER_S and stored_size(store, stem) == found.st_size:
-                os.unlink(directory / name)
+    def _sweep(self, held: set[str], now_s: float) -> None:
+        for name in os.listdir(self._directory):
+            stem = name.removesuffix(".log")
+            if not name.endswith(".log") or not is_id(stem) or stem in held:
+                continue
+            try:
+                found = (self._directory / name).lstat()
+                old = now_s - found.st_mtime > DROP_AFTER_S
+                if old and self._store.size(self._worker, stem) == found.st_size:
+                    os.unlink(self._directory / name)
+            except ArtifactsAwayError:
+                return
+            except (FileNotFoundError, UnsafeArtifactError):
+                continue
 
 
 def _unlink(directory: Path, attempt_ids: list[str]) -> None:

@@ -41,6 +41,7 @@ from schemas.workers import (
     RetireArtifacts,
     SessionFence,
 )
+from services.kit.artifacts import open_artifacts
 from services.kit.bus import Bus, Caller, Delivery, Route, Subscription
 from services.kit.clock import Clock
 from services.kit.config import Config
@@ -91,7 +92,8 @@ class WorkerService:
             database=database,
             clock=clock,
             directories=self._directories,
-            artifacts=config.artifact_directory,
+            worker=self.id,
+            artifacts=open_artifacts(config),
             fence=lambda: self.session.fence,
             send_reports=self._send_reports,
             send_chunk=self._send_chunk,

@@ -87,6 +87,21 @@ def test_every_service_has_its_own_workload_and_runs_without_rights() -> None:
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_in_kubernetes_logs_go_to_an_object_store_with_keys_of_their_own() -> None:
+    things = rendered()
+    assert not [thing for thing in things if thing["kind"] == "PersistentVolumeClaim"]
+    (config,) = [thing["data"] for thing in things if thing["kind"] == "ConfigMap"]
+    assert config["QL3_ARTIFACTS_URL"].startswith("s3://")
+    keys = {
+        thing["metadata"]["name"]: source["secretRef"]["name"]
+        for thing in things
+        if thing["kind"] in ("Deployment", "StatefulSet")
+        for source in thing["spec"]["template"]["spec"]["containers"][0].get("envFrom", [])
+        if "secretRef" in source
+    }
+    assert keys == {"ql3-retention": "ql3-artifacts", "ql3-worker": "ql3-artifacts-worker"}
+
+
 def test_kubernetes_sets_only_settings_that_exist() -> None:
     for thing in rendered():
         if thing["kind"] == "ConfigMap":

@@ -11,7 +11,7 @@ from schemas.base import encode
 from schemas.runs import AttemptEnded, LogFact
 from schemas.subjects import event
 from schemas.system import FeedItem, FeedPage
-from services.kit.artifact_store import publish
+from services.kit.artifacts import Artifacts, LocalArtifacts
 from services.kit.clock import ManualClock
 from services.kit.database import Database, Statement
 from services.retention import intake
@@ -71,17 +71,16 @@ def page(*facts: AttemptEnded, position: str | None = None, more: bool = False) 
 
 
 class Shop:
-    """A database, a directory and a clock, with what the worker does to them."""
+    """A database, an artifact store and a clock, with what the worker does to them."""
 
     def __init__(self, database: Database, folder: Path) -> None:
-        from services.kit.artifact_store import prepare_root
-
         self.database = database
         self.clock = ManualClock(START_MS)
         self.root = folder / "artifacts"
         self._sources = folder / "worker"
         self._sources.mkdir()
-        prepare_root(self.root)
+        self.store: Artifacts = LocalArtifacts(self.root)
+        self.store.prepare()
 
     async def told(self, *facts: AttemptEnded) -> None:
         """The dispatcher's facts have been read."""
@@ -91,11 +90,11 @@ class Shop:
         """The worker has put a log into the store."""
         source = self._sources / f"{number}.log"
         source.write_bytes(content)
-        publish(source, self.root, uuid("a", number))
+        self.store.publish(WORKER, uuid("a", number), source)
 
     async def look(self) -> bool | float | None:
         """One step of looking for files."""
-        return await intake.look_for_files(self.database, self.clock, self.root)
+        return await intake.look_for_files(self.database, self.clock, self.store)
 
     async def stored(self, *numbers: int, at_ms: int = START_MS, **change: object) -> None:
         """Attempts ended, their logs are in the store and known to be."""

@@ -24,7 +24,7 @@ async def shop(database_for, tmp_path: Path) -> Shop:
 
 
 def sweeper(shop: Shop, *, page: int = 64, ages: Ages = AGES) -> sweep.Sweep:
-    return sweep.Sweep(database=shop.database, clock=shop.clock, root=shop.root, defaults=ages, page=page)
+    return sweep.Sweep(database=shop.database, clock=shop.clock, store=shop.store, defaults=ages, page=page)
 
 
 async def tombstones(shop: Shop) -> list[dict[str, object]]:
@@ -140,7 +140,7 @@ async def test_the_first_evidence_stands(shop: Shop) -> None:
     from services.kit.artifact_store import Retired
     from services.retention.artifact import Candidate
 
-    candidate = Candidate(START_MS, uuid("a", 1), uuid("d", 1), uuid("b", 1), "w1")
+    candidate = Candidate(START_MS, uuid("a", 1), uuid("d", 1), uuid("b", 1), "w1", "stored")
     for outcome in (Retired("deleted", 4), Retired("already_absent", 0)):
         await shop.database.transact(
             lambda tx, outcome=outcome: artifacts.bury(

@@ -37,18 +37,18 @@ LOOKED = Statement(
 )
 OF_ATTEMPT = Statement(
     """SELECT a.id, a.project, a.run_id, a.attempt_id, a.kind, a.state, a.size, a.produced, a.sha256, a.truncated,
-        a.created_at_ms, r.recorded_at_ms, r.disposition, r.bytes_reclaimed
+        a.worker_id, a.created_at_ms, r.recorded_at_ms, r.disposition, r.bytes_reclaimed
     FROM artifacts a LEFT JOIN artifact_retentions r ON r.artifact_id = a.id
     WHERE a.project = $1 AND a.attempt_id = $2 AND a.kind = 'log'"""
 )
 OF_RUN = Statement(
     """SELECT a.id, a.project, a.run_id, a.attempt_id, a.kind, a.state, a.size, a.produced, a.sha256, a.truncated,
-        a.created_at_ms, r.recorded_at_ms, r.disposition, r.bytes_reclaimed
+        a.worker_id, a.created_at_ms, r.recorded_at_ms, r.disposition, r.bytes_reclaimed
     FROM artifacts a LEFT JOIN artifact_retentions r ON r.artifact_id = a.id
     WHERE a.project = $1 AND a.run_id = $2 AND a.id > $3 ORDER BY a.id LIMIT $4"""
 )
 CANDIDATES = Statement(
-    """SELECT a.finished_at_ms, a.id, a.attempt_id, a.run_id, a.worker_id FROM artifacts a
+    """SELECT a.finished_at_ms, a.id, a.attempt_id, a.run_id, a.worker_id, a.state FROM artifacts a
     WHERE a.project = $1 AND a.state <> 'gone' AND a.state <> 'pending' AND a.finished_at_ms <= $2
         AND (a.run_terminal = 1 OR a.finished_at_ms <= $3)
         AND (a.finished_at_ms > $4 OR (a.finished_at_ms = $4 AND a.id > $5))
@@ -104,6 +104,7 @@ class Found(NamedTuple):
     """An artifact as read; the tombstone's facts are None unless it is gone."""
 
     artifact: Artifact
+    worker_id: str
     disposition: str | None
     bytes_reclaimed: int | None
 
@@ -131,7 +132,7 @@ def _found(row: Row) -> Found:
         created_at_ms=row["created_at_ms"],
         retired_at_ms=row["recorded_at_ms"],
     )
-    return Found(artifact, row["disposition"], row["bytes_reclaimed"])
+    return Found(artifact, row["worker_id"], row["disposition"], row["bytes_reclaimed"])
 
 
 async def register(tx: Transaction, facts: Sequence[AttemptEnded], now_ms: int) -> None:
@@ -211,7 +212,8 @@ async def candidates(
         CANDIDATES, project, cutoff_ms, unended_cutoff_ms, after.finished_at_ms, after.artifact_id, limit
     )
     return [
-        Candidate(row["finished_at_ms"], row["id"], row["attempt_id"], row["run_id"], row["worker_id"]) for row in rows
+        Candidate(row["finished_at_ms"], row["id"], row["attempt_id"], row["run_id"], row["worker_id"], row["state"])
+        for row in rows
     ]
 
 
