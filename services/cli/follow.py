@@ -20,6 +20,8 @@ GIVE_UP_S: Final = 60.0
 
 _PASSING: Final = ("unavailable", "database_unavailable", "capacity")
 
+_CUT: Final = {"true": True, "false": False, "unknown": None}
+
 Sink = Callable[[bytes], None]
 
 
@@ -89,8 +91,8 @@ class LogReader:
         self._run_id = run_id
         self._sink = sink
         self._offset = 0
-        self.truncated = False
-        """Whether the log last read is known to be cut."""
+        self.truncated: bool | None = False
+        """Whether the log last read was cut at its quota; None when nobody can say whether it is all."""
 
     def read(self, attempt: str | None = None) -> None:
         """Read what there is now of an attempt (default: the latest).
@@ -109,7 +111,9 @@ class LogReader:
                 patience.take(error)
                 continue
             self._offset += len(answer.content)
-            self.truncated = answer.headers["Ql3-Log-Truncated"] == "true"
+            told = answer.headers
+            # While it is written, nobody can say either; that is no news.
+            self.truncated = _CUT[told["Ql3-Log-Truncated"]] if told["Ql3-Log-Ended"] == "true" else False
             if answer.content:
                 self._sink(answer.content)
             if not answer.content or self._offset >= int(answer.headers["Ql3-Log-Total"]):
@@ -138,7 +142,7 @@ class LogReader:
                     for name, data in events:
                         patience.worked()
                         if name == "end":
-                            self.truncated = data["truncated"] is True
+                            self.truncated = data["truncated"]
                             return
                         if name == "chunk":
                             self._take(chunk_bytes(data), int(data["offset"]))

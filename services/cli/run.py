@@ -110,7 +110,6 @@ def show_command(run: Run, project: Project = "default", as_json: Json = False, 
 
 def _attempt_row(attempt: dict[str, Any]) -> tuple[Any, ...]:
     from services.cli import output
-    from services.cli.words import say
     from services.cli.words import status as word
 
     log: dict[str, Any] = attempt.get("log") or {}
@@ -122,8 +121,16 @@ def _attempt_row(attempt: dict[str, Any]) -> tuple[Any, ...]:
         output.when(attempt["started_at_ms"]),
         output.duration(attempt["started_at_ms"], attempt["finished_at_ms"]),
         attempt["exit_code"] if attempt["signal"] is None else f"signal {attempt['signal']}",
-        told + (say(" (cut)", "(已截断)") if log.get("truncated") else ""),
+        told + _rest(attempt, log),
     )
+
+
+def _rest(attempt: dict[str, Any], log: dict[str, Any]) -> str:
+    from services.cli.words import say
+
+    if log and attempt["status"] == "lost" and not attempt["late_receipt"]:
+        return say(" (incomplete)", "(不完整)")
+    return say(" (cut)", "(已截断)") if log.get("truncated") else ""
 
 
 def print_run(run: dict[str, Any]) -> None:
@@ -191,6 +198,13 @@ def logs_command(
             writer.end()
     if reader.truncated:
         note(say("The log was cut at its quota; the process wrote more.", "日志已达配额而截断;进程写出了更多。"))
+    elif reader.truncated is None:
+        note(
+            say(
+                "The log may be incomplete: the process was lost, and this is what was kept of its output.",
+                "日志可能不完整:进程已失联,以上是保留下来的输出。",
+            )
+        )
 
 
 class LogWriter:

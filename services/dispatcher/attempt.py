@@ -121,7 +121,7 @@ def settle(
     if body.kind == "ended":
         return _ended(_started(case, body, now, worker), body, now, chance, worker)
     if body.kind == "vanished":
-        return lost(case, now, chance, error_code="process_vanished", worker=worker)
+        return lost(case, now, chance, error_code="process_vanished", worker=worker, log=body.log)
     code = body.error_code or ("executor_start_failed" if body.kind == "start_failed" else "not_started")
     return _failed_to_start(case, body, code, now, chance, worker)
 
@@ -230,8 +230,19 @@ def _close(
     return replace(moved, lease=completed(lease, now))
 
 
-def lost(case: Case, now: int, chance: float, *, error_code: str = WORKER_LOST, worker: str | None = None) -> Case:
-    """The end of a started attempt of which nobody can say what became of it; decided at once, never left open."""
+def lost(
+    case: Case,
+    now: int,
+    chance: float,
+    *,
+    error_code: str = WORKER_LOST,
+    worker: str | None = None,
+    log: LogFact | None = None,
+) -> Case:
+    """The end of a started attempt of which nobody can say what became of it; decided at once, never left open.
+
+    `log` is what of its output is there; whether that is all, nobody can say either.
+    """
     attempt, lease, run = case.attempt, case.lease, case.run
     if attempt is None or lease is None or attempt.status not in ("starting", "running"):
         raise Refused("invalid_transition", "attempt.lost")
@@ -242,6 +253,7 @@ def lost(case: Case, now: int, chance: float, *, error_code: str = WORKER_LOST, 
         Event(run.event_sequence + 1, "attempt.lost", attempt.id, {"error_code": error_code}, actor, worker),
         error_code=error_code,
         error_summary=_LOST_SUMMARY.get(error_code),
+        log=_log(log),
         finished_at_ms=now,
     )
     case = replace(case, lease=released(lease, "lost", now) if lease.status == "leased" else lease)
@@ -271,7 +283,14 @@ def overdue(case: Case, now: int) -> bool:
 
 def _late(case: Case, attempt: AttemptRecord, report: AttemptReport, body: ReportBody, now: int) -> Case | None:
     """A receipt that comes after the attempt was decided is kept and shown; it decides nothing any more."""
-    if body.kind != "ended" or attempt.late_receipt or attempt.status not in ("lost", "cancelled"):
+    if attempt.late_receipt or attempt.status not in ("lost", "cancelled"):
+        return None
+    if body.kind == "vanished" and body.log is not None and attempt.log is None:
+        kept = {"size": body.log.size}
+        event = Event(case.run.event_sequence + 1, "attempt.late_log", attempt.id, kept, "worker", attempt.worker_id)
+        changed = replace(attempt, callback_sequence=report.sequence, log=_log(body.log))
+        return replace(note(case, event), attempt=changed)
+    if body.kind != "ended":
         return None
     event = Event(
         case.run.event_sequence + 1,

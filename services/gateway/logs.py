@@ -68,7 +68,23 @@ async def find_attempt(call: Call[Any], run_id: str, wanted: str | None) -> Atte
 
 
 async def read(call: Call[Any], attempt: Attempt, offset: int, length: int) -> Piece:
-    """A range of at most 256 KiB. Raises `gone` (removed by retention) or `unavailable`."""
+    """A range of at most 256 KiB. Raises `gone` (removed by retention) or `unavailable`.
+
+    `truncated` of a lost attempt is None: what is there was kept, and nobody can say whether more was written.
+    """
+    piece = await _read(call, attempt, offset, length)
+    if not piece.ended:
+        return piece
+    if piece.truncated is None:  # it ended while its worker was asked
+        attempt = await find_attempt(call, attempt.run_id, attempt.id) or attempt
+        if attempt.log is not None:
+            piece = piece._replace(truncated=attempt.log.truncated)
+    if attempt.status == "lost" and not attempt.late_receipt:
+        return piece._replace(truncated=None)
+    return piece
+
+
+async def _read(call: Call[Any], attempt: Attempt, offset: int, length: int) -> Piece:
     if attempt.status in ATTEMPT_ACTIVE:
         return await _at_worker(call, attempt, offset, length)
     kept = attempt.log

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from schemas import proof
+from schemas.runs import AttemptEnded, LogFact
 from schemas.tasks import Execution, RetryPolicy, Terms
 from services.dispatcher import recovery
+from services.dispatcher.views import attempt_view
 from services.kit.database import ForeignKeyViolation, NotPermitted, Statement, UniqueViolation
 from tests.dispatcher.house import Hand, Ledger, order, revision, running, started
 
@@ -193,6 +196,40 @@ async def test_a_started_lease_that_runs_out_is_lost_and_a_late_receipt_is_kept(
     assert (attempt.status, attempt.late_receipt, attempt.late_exit_code) == ("lost", 1, 0)
     assert (await ledger.run(run_id)).status == "failed"
     assert (await ledger.events(run_id))[-1] == "attempt.late_receipt"
+
+
+KEPT = LogFact(artifact_id="01890000-0000-7000-8000-0000000000bb", size=7, produced=7, truncated=True)
+
+
+async def _told_log(ledger: Ledger, attempt_id: str) -> LogFact:
+    """What the last fact about the attempt's end says of its log."""
+    rows = await ledger.rows("SELECT payload FROM outbox WHERE subject LIKE $1 ORDER BY id", f"%{attempt_id}.ended")
+    return msgspec.json.decode(rows[-1]["payload"], type=AttemptEnded).log
+
+
+async def test_what_a_vanished_process_had_written_is_kept(ledger: Ledger, hand: Hand) -> None:
+    run_id, attempt_id = await running(ledger, hand)
+    await hand.report(attempt_id, kind="vanished", log=KEPT)
+    (attempt,) = await ledger.attempts(run_id)
+    assert (attempt.status, attempt.error_code) == ("lost", "process_vanished")
+    assert attempt_view(attempt).log == KEPT
+    assert await _told_log(ledger, attempt_id) == KEPT
+
+
+async def test_what_a_lost_attempt_had_written_is_kept_when_it_is_told_late(ledger: Ledger, hand: Hand) -> None:
+    run_id, attempt_id = await running(ledger, hand)
+    await ledger.later(30_000)
+    await ledger.reap_all()
+    assert await _told_log(ledger, attempt_id) == LogFact()
+    report = hand.signed(attempt_id, kind="vanished", log=KEPT)
+    await hand.send(report)
+    assert (await hand.send(report)).acks["w1"] == [report.order_id]
+    (attempt,) = await ledger.attempts(run_id)
+    assert (attempt.status, attempt.error_code, attempt.late_receipt) == ("lost", "worker_lost", 0)
+    assert attempt_view(attempt).log == KEPT
+    assert await _told_log(ledger, attempt_id) == KEPT
+    assert (await ledger.events(run_id)).count("attempt.late_log") == 1
+    assert (await ledger.run(run_id)).status == "failed"
 
 
 async def test_a_lost_attempt_is_retried_only_when_that_is_safe(ledger: Ledger, hand: Hand) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from services.cli.client import Client
 from tests.e2e.box import PROJECT, Box, all_ended, eventually, run_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -63,6 +64,31 @@ def test_killing_all_but_the_host_lets_all_twenty_succeed(box: Box) -> None:
     assert Counter(row["status"] for row in ended.values()) == {"succeeded": RUNS}
     assert_none_started_twice(box)
     assert len(box.starts()) == RUNS
+
+
+def test_what_a_process_had_written_before_its_host_was_killed_is_kept(box: Box) -> None:
+    box.start()
+    with box.client() as client:
+        box.create(client, "chatty", ["/bin/sh", "-c", "echo so far; exec sleep 600"])
+        run_id = client.post(f"{PROJECT}/tasks/chatty/runs")["id"]
+        path = f"{PROJECT}/runs/{run_id}/log"
+        eventually(lambda: client.raw(path).content == b"so far\n", "it has written")
+        box.kill(host)
+        row = all_ended(client, [run_id])[run_id]
+        assert (row["status"], row["error_code"]) == ("failed", "process_vanished")
+        (attempt,) = client.get(f"{PROJECT}/runs/{run_id}/attempts")["items"]
+        assert (attempt["status"], attempt["log"]["size"]) == ("lost", 7)
+        eventually(lambda: kept(client, run_id) == ["stored"], "its log is in the store")
+    printed = box.ql3("run", "logs", run_id)
+    assert (printed.returncode, printed.stdout) == (0, "so far\n")
+    assert "may be incomplete" in printed.stderr
+    followed = box.ql3("run", "logs", "--follow", run_id)
+    assert (followed.stdout, "may be incomplete" in followed.stderr) == ("so far\n", True)
+    assert "7 B (incomplete)" in box.ql3("run", "show", run_id).stdout
+
+
+def kept(client: Client, run_id: str) -> list[str]:
+    return [item["state"] for item in client.get(f"{PROJECT}/runs/{run_id}/artifacts")["items"]]
 
 
 def test_wiping_the_message_server_while_running_loses_nothing(box: Box) -> None:

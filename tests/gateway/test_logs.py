@@ -94,6 +94,21 @@ async def test_a_settled_log_that_is_not_stored_yet_is_still_at_the_worker(ledge
     assert (await house.console().get(LOG)).content == b"on its way"
 
 
+@pytest.mark.parametrize(("status", "truncated"), [("lost", "unknown"), ("succeeded", "true")])
+async def test_only_a_lost_log_may_be_incomplete(ledger: Ledger, house: House, status: str, truncated: str) -> None:
+    ledger.log = b"as far as it came"
+    await ledger.store()
+    ledger.attempt_status = status
+    answer = await house.console().get(LOG)
+    assert (answer.content, answer.headers["ql3-log-ended"]) == (ledger.log, "true")
+    assert answer.headers["ql3-log-truncated"] == truncated
+    async with house.console().stream("GET", f"{LOG}/stream") as stream:
+        events = Events(stream.aiter_lines())
+        assert await events.bytes_until(len(ledger.log)) == ledger.log
+        _, told, _ = await events.next()
+    assert told == {"offset": len(ledger.log), "truncated": None if status == "lost" else True}
+
+
 async def test_a_large_log_is_passed_on_in_pieces_of_256_kib(ledger: Ledger, house: House) -> None:
     ledger.log = random.Random(7).randbytes(1_000_003)
     answer = await house.console().get(LOG)

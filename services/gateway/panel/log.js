@@ -53,7 +53,7 @@ export function logView(project, run, attempt) {
       end(told) {
         end();
         paint.end();
-        fill(state, told.offset === 0 ? t("log.empty") : t(told.truncated ? "log.cut" : "log.ended", { size: size(told.offset) }));
+        fill(state, told.offset === 0 ? t("log.empty") : t(told.truncated === null ? "log.part" : told.truncated ? "log.cut" : "log.ended", { size: size(told.offset) }));
       },
       error(problem) {
         end();

@@ -77,6 +77,7 @@ const WORDS = {
   "log.live": ["{size} so far", "已有 {size}"],
   "log.ended": ["{size}, ended", "{size}，已结束"],
   "log.cut": ["{size}, cut at its quota", "{size}，已达配额被截断"],
+  "log.part": ["{size}, perhaps not all: the process was lost", "{size}，可能不完整：进程已失联"],
   "log.empty": ["No output.", "没有输出。"],
   "log.tail": ["… only the last {size} are shown here", "…… 此处只显示最后 {size}"],
   name: ["Name", "名称"],
