@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 from datetime import UTC, datetime
-from importlib import resources
-from itertools import islice, pairwise
-from pathlib import Path
-from zoneinfo import TZPATH, ZoneInfo, available_timezones
+from itertools import islice
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import assume, given, settings
@@ -17,10 +14,10 @@ from schemas.errors import Ql3Error
 from services.scheduler.cron.grammar import Cron, parse
 from services.scheduler.cron.instants import instants, next_instant, refuse_never
 from services.scheduler.cron.rfc3339 import read_instant, write_instant
-from services.scheduler.cron.zones import WIDEST_S, zone
+from services.scheduler.cron.zones import zone
 from tests.scheduler.cron.oracle import Written, changes_in, expressions, walk, wall_of
+from tests.scheduler.cron.zonefiles import ZONES
 
-ZONES = sorted(available_timezones() - {"Factory", "localtime"})
 YEARS = st.integers(1970, 2099)
 HOUR = 3_600
 
@@ -116,46 +113,6 @@ def test_changes_of_a_zone_are_found(name: str, year: int) -> None:
     for instant in expected:
         for near in (instant - 1, instant, instant + 1):
             assert near + where.offset(near) == wall_of(info, near)
-
-
-def test_no_zone_changes_twice_within_a_day_nor_moves_further_than_assumed() -> None:
-    """What `zones` relies on when it looks once a day, read from the database itself."""
-    for name in ZONES:
-        changes = recorded_changes(name)
-        for (earlier, _), (later, _) in pairwise(changes):
-            assert later - earlier > 2 * 86_400, name
-        assert all(abs(moved) <= WIDEST_S - 3_000 for _, moved in changes), name
-
-
-def recorded_changes(name: str) -> list[tuple[int, int]]:
-    """(instant, seconds moved) of each change of offset in the zone's own file (RFC 8536, second block)."""
-    raw = zone_file(name)
-    counts = struct.unpack(">6l", raw[20:44])  # isut, isstd, leap, time, type, char
-    second = 44 + counts[3] * 5 + counts[4] * 6 + counts[5] + counts[2] * 8 + counts[1] + counts[0]
-    _, _, _, times, types, _ = struct.unpack(">6l", raw[second + 20 : second + 44])
-    body = second + 44
-    ats = struct.unpack(f">{times}q", raw[body : body + times * 8])
-    kinds = raw[body + times * 8 : body + times * 9]
-    offsets = [
-        struct.unpack(">lbb", raw[at : at + 6])[0] for at in range(body + times * 9, body + times * 9 + types * 6, 6)
-    ]
-    changes: list[tuple[int, int]] = []
-    before = offsets[0]
-    for at, kind in zip(ats, kinds, strict=True):
-        if offsets[kind] != before:
-            changes.append((at, offsets[kind] - before))
-            before = offsets[kind]
-    return changes
-
-
-def zone_file(name: str) -> bytes:
-    """The file that `zoneinfo` reads for a zone."""
-    for folder in TZPATH:
-        if (path := Path(folder, name)).is_file():
-            return path.read_bytes()
-    folder, _, last = name.rpartition("/")
-    package = ".".join(["tzdata", "zoneinfo", *folder.split("/")]) if folder else "tzdata.zoneinfo"
-    return resources.files(package).joinpath(last).read_bytes()
 
 
 # Where the rule is written down
