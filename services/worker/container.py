@@ -17,6 +17,7 @@ from services.worker.refusal import Refused
 
 ENGINES: Final = ("docker", "podman", "nerdctl")
 LABEL: Final = "ql3.attempt"
+NAME: Final = "ql3-"
 ANSWER_S: Final = 10.0
 
 
@@ -24,19 +25,20 @@ def find_engine() -> str | None:
     """The path of an OCI command whose engine answers, or None. Blocking."""
     for name in ENGINES:
         path = shutil.which(name)
-        if path is not None and _run([path, "info", "--format", "{{.ID}}"]) is not None:
+        # What `info` can be asked to print differs; the list of containers needs the engine with all of them.
+        if path is not None and _run([path, "ps", "--quiet"]) is not None:
             return path
     return None
 
 
 def left_behind(engine: str) -> dict[str, str] | None:
     """Containers of attempts that exist now: container id by attempt id; None if that cannot be told. Blocking."""
-    row = f'{{{{.ID}}}} {{{{.Label "{LABEL}"}}}}'
-    listed = _run([engine, "ps", "--all", "--filter", f"label={LABEL}", "--format", row])
+    # By the name: how a label is printed differs.
+    listed = _run([engine, "ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.ID}} {{.Names}}"])
     if listed is None:
         return None
     rows = [line.split() for line in listed.splitlines()]
-    return {row[1]: row[0] for row in rows if len(row) == 2}
+    return {row[1].removeprefix(NAME): row[0] for row in rows if len(row) == 2 and row[1].startswith(NAME)}
 
 
 def remove(engine: str, containers: Collection[str]) -> bool:
@@ -48,7 +50,7 @@ def command(engine: str, attempt_id: str, execution: Execution, work: str, names
     """Attributes of a spawn item. `names` are the variables that go into the container: no value is in argv."""
     if execution.image is None:
         raise Refused("runtime_invalid", "A task of the docker executor names an image.")
-    name = f"ql3-{attempt_id}"
+    name = f"{NAME}{attempt_id}"
     argv = [engine, "run", "--rm", "--init", "--name", name, "--label", f"{LABEL}={attempt_id}"]
     argv += ["--volume", f"{work}:/work", "--workdir", execution.working_directory or "/work"]
     for variable in sorted(names):
