@@ -173,6 +173,8 @@ class ApprovalService:
 
     async def _run_ended(self, delivery: Delivery) -> None:
         fact = delivery.decode(RunChanged)
+        if fact.attempt_id is not None:
+            return  # it was queued, so nothing waits for a decision about it any more
         # Almost every run was never held; those that were are asked for in the table, not in the fact.
         held = await self._database.read(lambda tx: rows.get(tx, fact.run_id))
         if held is not None and held.state in ("pending", "approved") and held.binding.action_type == RELEASE:

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from services.kit.clock import ManualClock, SteadyClock
-from services.kit.database import CommitUnknown, Database, DatabaseBusy, DatabaseConfig, DatabaseUnavailable, Statement
+from services.kit.database import (
+    CommitUnknown,
+    Database,
+    DatabaseBusy,
+    DatabaseConfig,
+    DatabaseUnavailable,
+    Statement,
+    Transaction,
+)
 from services.kit.database.sqlite import Connection, open_sqlite, path_of
 from services.kit.migrations import migrate
 from tests.fixtures_database import DatabaseFor, database_configs, reopen
@@ -65,6 +73,57 @@ async def test_a_write_lock_of_another_process_is_waited_for_then_busy(database:
     await other.transact(lambda tx: tx.execute(_INSERT, 2, ""))
     assert await contents(database) == [2]
     await other.close()
+
+
+async def test_whoever_waits_for_another_process_may_leave_and_holds_nothing(database: Database):
+    with closing(sqlite3.connect(path(database), isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(database.transact(lambda tx: tx.execute(_INSERT, 1, "")))
+        while not database._writer._jobs:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0)
+        # The event loop is free meanwhile, and so are readers.
+        assert await contents(database) == []
+        waiting.cancel()
+        holder.execute("ROLLBACK")
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    await database.transact(lambda tx: tx.execute(_INSERT, 2, ""))
+    assert await contents(database) == [2]
+
+
+_COUNT_FAR = Statement("""
+    WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < $1) SELECT count(*) AS count FROM n
+""")
+
+
+async def test_a_long_read_does_not_keep_the_event_loop(database: Database):
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    row = await database.read(lambda tx: tx.fetch_one(_COUNT_FAR, 500_000))
+    beside.cancel()
+    assert row == {"count": 500_000}
+    assert turns > 10
+
+
+async def test_many_short_statements_let_others_have_their_turn(database: Database):
+    others = asyncio.Event()
+
+    async def until_then(tx: Transaction) -> None:
+        asyncio.get_running_loop().call_soon(others.set)
+        while not others.is_set():
+            await tx.fetch(_ALL)
+
+    async with asyncio.timeout(30):
+        await database.read(until_then)
+        others.clear()
+        await database.transact(until_then)
 
 
 async def test_a_full_disk_changes_nothing_and_heals(database: Database):

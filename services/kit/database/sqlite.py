@@ -1,7 +1,9 @@
-"""SQLite: one file per service, one writer connection, readers beside it, each on its own thread.
+"""SQLite: one file per service, one writer connection, readers beside it, each with a thread of its own.
 
-Every statement is one hop to the connection's thread. The thread takes its work in order, so a cancelled caller can
-leave at any time: the ROLLBACK it queued runs before whatever comes next.
+A statement takes tens of microseconds, a hop to a thread and back takes more. So statements run where they are called,
+and the thread has what may take long: every COMMIT (it waits for the disk), the wait for another process that writes,
+and a read that was not done within `PATIENCE_S`. Whatever follows work on the thread that is not over (its caller was
+cancelled) goes there too, so that the ROLLBACK runs before whatever comes next.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import asyncio
 import os
 import re
 import sqlite3
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,6 +33,12 @@ P = ParamSpec("P")
 READERS = 2
 BUSY_S = 2.0
 """How long SQLite itself waits for another process that writes, before the port's retries."""
+PATIENCE_S = 0.002
+"""How long a read may keep the event loop before it is given up and done again on the thread."""
+_SLICE_S = 0.002
+"""After so much work on the event loop, others get their turn."""
+_LOOK_EVERY = 2_000
+"""Steps of SQLite's machine, tens of microseconds, between two looks at the time."""
 _OPEN_TRIES, _OPEN_PAUSE_S = 100, 0.05
 _MARK_AHEAD_MS = 1_000
 """How far the stored high-water mark runs ahead of the clock, and so how often a write transaction renews it."""
@@ -48,7 +58,8 @@ async def open_sqlite(
     """Opens the service's file, making it (and its folder, for the owner only) when there is none."""
     path = prepared(config, service)
     writer = await connect(path, read_only=False, busy_s=busy_s)
-    return SqliteDatabase(service, path, writer, clock or SteadyClock())
+    await writer.call(_wait_for_others, 0.0)
+    return SqliteDatabase(service, path, writer, clock or SteadyClock(), busy_s)
 
 
 def prepared(config: DatabaseConfig, service: str) -> Path:
@@ -68,9 +79,10 @@ class SqliteDatabase(Database):
 
     dialect: Dialect = "sqlite"
 
-    def __init__(self, service: str, path: Path, writer: Connection, clock: SteadyClock) -> None:
+    def __init__(self, service: str, path: Path, writer: Connection, clock: SteadyClock, busy_s: float) -> None:
         super().__init__(service)
         self.clock = clock
+        self._busy_s = busy_s
         self._path = path
         self._writer = writer
         self._write_lock = asyncio.Lock()
@@ -83,36 +95,42 @@ class SqliteDatabase(Database):
         async with self._write_lock:
             transaction = SqliteTransaction(self, writer, writable=True)
             try:
-                await writer.call(_begin)
+                await self._begin()
                 result = await work(transaction)
                 transaction.refuse_aborted()
             except BaseException:
-                await writer.call(_rollback)
+                await writer.do(_rollback)
                 raise
             await uninterrupted(self._commit(transaction))
             return result
+
+    async def _begin(self) -> None:
+        try:
+            await self._writer.do(_begin)
+        except errors.Retryable:  # another process writes
+            await self._writer.call(_begin_after_others, self._busy_s)
 
     async def _commit(self, transaction: SqliteTransaction) -> None:
         try:
             await self._writer.call(_run, "COMMIT")
         except errors.DatabaseUnavailable as error:
-            await self._writer.call(_rollback)
+            await self._writer.do(_rollback)
             # A failed sync leaves a whole commit in the log that a crash may bring back; any other failure does not.
             if _code(error.__cause__) == sqlite3.SQLITE_IOERR:
                 raise errors.CommitUnknown from error
             raise
         except BaseException:  # a deferred foreign key, checked now
-            await self._writer.call(_rollback)
+            await self._writer.do(_rollback)
             raise
         transaction.committed()
 
     async def _read_once(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
         async with self._reader() as reader:
             try:
-                await reader.call(_run, "BEGIN")
+                await reader.do(_run, "BEGIN")
                 return await work(SqliteTransaction(self, reader, writable=False))
             finally:
-                await reader.call(_rollback)
+                await reader.do(_rollback)
 
     @asynccontextmanager
     async def _reader(self) -> AsyncGenerator[Connection]:
@@ -161,7 +179,7 @@ class SqliteTransaction(Transaction):
             await self._call(_change_many, statement.sqlite, rows)
 
     async def _control(self, sql: str) -> None:
-        await self._connection.call(_run, sql)
+        await self._connection.do(_run, sql)
 
     async def _read_clock(self) -> int:
         return await self._call(_tick, self._clock, self._writable)
@@ -171,18 +189,23 @@ class SqliteTransaction(Transaction):
     ) -> T:
         self.refuse_aborted()
         try:
-            return await self._connection.call(function, *args, **kwargs)
+            return await self._connection.do(function, *args, **kwargs)
         except BaseException:
             self.aborted = True
             raise
 
 
 class Connection(aiosqlite.Connection):
-    """A connection that runs a whole function on its thread in one hop, and answers in the kit's errors."""
+    """A connection that runs whole functions, here or on its thread, and answers in the kit's errors."""
 
-    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, connector: Callable[[], sqlite3.Connection], *, read_only: bool) -> None:
         super().__init__(connector, iter_chunk_size=64)
         self._thread.daemon = True  # a database that nobody closed must not keep a process alive
+        self._read_only = read_only
+        self._jobs: deque[None] = deque()
+        """One entry per function that the thread has not ended; its caller may be gone already."""
+        self._here_s = 0.0
+        self._give_up_at = float("inf")
 
     async def opened(self) -> Connection:
         """Opens it; a connection that cannot be opened has ended its thread when this raises."""
@@ -191,25 +214,64 @@ class Connection(aiosqlite.Connection):
         except sqlite3.Error as error:
             await asyncio.to_thread(self._thread.join)
             raise translated(error) from error
+        if self._read_only:
+            self._conn.set_progress_handler(self._is_late, _LOOK_EVERY)
         return self
+
+    async def do(
+        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Runs `function(connection, …)`, which does not wait for the disk, on the caller's own thread."""
+        if self._jobs or self._connection is None:
+            return await self.call(function, *args, **kwargs)
+        started_s = time.monotonic()
+        self._give_up_at = started_s + PATIENCE_S
+        try:
+            result = function(self._connection, *args, **kwargs)
+        except sqlite3.Error as error:
+            # Only a reader gives up, and what a reader does can be done again.
+            if _code(error) == sqlite3.SQLITE_INTERRUPT:
+                return await self.call(function, *args, **kwargs)
+            raise translated(error) from error
+        self._here_s += time.monotonic() - started_s
+        if self._here_s > _SLICE_S:
+            self._here_s = 0.0
+            await asyncio.sleep(0)
+        return result
 
     async def call(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Runs `function(connection, …)` on the connection's thread."""
+        """Runs `function(connection, …)` on the connection's thread, after what was given to it before."""
+        connection = self._connection
+        if connection is None or not self._running:
+            raise errors.DatabaseUnavailable("The database is closed.")
+
+        def work() -> T:
+            try:
+                self._give_up_at = float("inf")
+                return function(connection, *args, **kwargs)
+            finally:
+                self._jobs.pop()
+
+        self._jobs.append(None)
         try:
-            return await self._execute(function, self._conn, *args, **kwargs)  # pyright: ignore[reportUnknownMemberType]
+            return await self._execute(work)  # pyright: ignore[reportUnknownMemberType]
         except sqlite3.Error as error:
-            raise translated(error) from error
-        except ValueError as error:
             if self._connection is None:
                 raise errors.DatabaseUnavailable("The database is closed.") from error
-            raise
+            raise translated(error) from error
+
+    def _is_late(self) -> int:
+        return time.monotonic() > self._give_up_at
 
 
 async def connect(path: Path, *, read_only: bool, busy_s: float = BUSY_S) -> Connection:
     def connector() -> sqlite3.Connection:
-        connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, cached_statements=512)
+        # Used by the event loop's thread and by its own, never at the same time.
+        connection = sqlite3.connect(
+            path, timeout=busy_s, isolation_level=None, cached_statements=512, check_same_thread=False
+        )
         try:
             if not read_only and connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
                 raise sqlite3.OperationalError("no write-ahead log here")
@@ -229,18 +291,30 @@ async def connect(path: Path, *, read_only: bool, busy_s: float = BUSY_S) -> Con
 
     for _ in range(_OPEN_TRIES):
         try:
-            return await Connection(connector).opened()
+            return await Connection(connector, read_only=read_only).opened()
         except errors.Retryable:
             # Switching a new file to its log does not wait for others as statements do.
             await asyncio.sleep(_OPEN_PAUSE_S)
     raise errors.DatabaseBusy("Another process holds the file of the database.")
 
 
-# What runs on a connection's thread.
+# What runs on a connection.
 
 
 def _begin(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
+
+
+def _begin_after_others(connection: sqlite3.Connection, patience_s: float) -> None:
+    _wait_for_others(connection, patience_s)
+    try:
+        _begin(connection)
+    finally:
+        _wait_for_others(connection, 0.0)
+
+
+def _wait_for_others(connection: sqlite3.Connection, patience_s: float) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {int(patience_s * 1000)}")
 
 
 def _rollback(connection: sqlite3.Connection) -> None:
