@@ -6,7 +6,7 @@ the facts stay readable as the service's feed, for whoever missed the bell.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -38,7 +38,9 @@ Outgoing = tuple[str, bytes, dict[str, str]]
 class Publisher(Protocol):
     """The part of the bus that the relay needs: one outcome per item, None for what its stream has stored."""
 
-    async def publish_many(self, items: Sequence[Outgoing]) -> list[Exception | None]: ...
+    async def publish_many(
+        self, items: Sequence[Outgoing], *, facts: Collection[int] = ()
+    ) -> list[Exception | None]: ...
 
 
 _INSERT = Statement("""
@@ -87,11 +89,11 @@ async def _write(tx: Transaction, kind: str, items: Sequence[tuple[str, msgspec.
 
 _CLAIM = Statement(
     """
-    SELECT position AS key, id, subject, message_schema, payload, traceparent FROM outbox
+    SELECT position AS key, id, kind, subject, message_schema, payload, traceparent FROM outbox
     WHERE published_at_ms IS NULL ORDER BY position LIMIT $1
     """,
     postgresql="""
-    SELECT id AS key, id, subject, message_schema, payload, traceparent FROM outbox
+    SELECT id AS key, id, kind, subject, message_schema, payload, traceparent FROM outbox
     WHERE published_at_ms IS NULL ORDER BY id LIMIT $1 {for_update_skip_locked}
     """,
 )
@@ -168,7 +170,8 @@ class Relay:
             if row["traceparent"]:
                 headers[TRACEPARENT] = row["traceparent"]
             items.append((row["subject"], row["payload"].encode(), headers))
-        outcomes = await self._publisher.publish_many(items)
+        facts = [index for index, row in enumerate(rows) if row["kind"] == "fact"]
+        outcomes = await self._publisher.publish_many(items, facts=facts)
         return [row["key"] for row, outcome in zip(rows, outcomes, strict=True) if outcome is None]
 
     async def _mark(self, tx: Transaction, keys: list[str | int]) -> None:

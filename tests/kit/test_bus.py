@@ -248,6 +248,27 @@ async def test_many_messages_are_stored_at_once_and_each_outcome_is_known(bus_fo
     assert isinstance(outcomes[256], Ql3Error)
 
 
+async def test_facts_with_one_answer_are_stored_once_each_and_the_bad_one_is_found(bus_for: BusFactory) -> None:
+    sender, maintenance = await bus_for("scheduler"), await bus_for("maintenance", streams=False)
+    items = [
+        (event("task", "default", f"t{n}", "changed"), encode(Order(number=n)), headers_for(Order(number=n), f"id-{n}"))
+        for n in range(256)
+    ]
+    assert await sender.publish_many(items, facts=range(256)) == [None] * 256
+    assert await count(sender, "QL3_EVENTS", maintenance) == 256
+    too_large = (event("task", "default", "large", "changed"), b"x" * 2_000_000, {MSG_ID: "large"})
+    last = (event("task", "default", "last", "changed"), b"{}", {MSG_ID: "last"})
+    for where in (0, 3):
+        again = [*items[:3], last]
+        again.insert(where, too_large)
+        outcomes = await sender.publish_many(again, facts=range(5))
+        assert [isinstance(outcome, Ql3Error) for outcome in outcomes] == [n == where for n in range(5)]
+    assert await count(sender, "QL3_EVENTS", maintenance) == 257
+    nowhere = ("ql3.nowhere.x", b"{}", {MSG_ID: "lost"})
+    outcomes = await sender.publish_many([nowhere, nowhere], facts=[0, 1], timeout=1.0)
+    assert all(isinstance(outcome, Ql3Error) for outcome in outcomes)
+
+
 async def test_the_same_message_id_is_stored_once(bus_for: BusFactory) -> None:
     sender = await bus_for("scheduler")
     for _ in range(3):

@@ -33,7 +33,7 @@ class FakeBus:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def publish_many(self, items):
+    async def publish_many(self, items, *, facts=()):
         self.calls += 1
         self.entered.set()
         await self.may_answer.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
@@ -143,13 +143,20 @@ class Bus:
             raise error
 
     async def publish_many(
-        self, items: Sequence[Outgoing], *, timeout: float = PUBLISH_TIMEOUT_S
+        self, items: Sequence[Outgoing], *, facts: Collection[int] = (), timeout: float = PUBLISH_TIMEOUT_S
     ) -> list[Exception | None]:
         """Store many messages, all under way at once; one outcome per item, None for what its stream has.
 
         Items are `(subject, payload, headers)`. Each needs a `Nats-Msg-Id` to be repeated safely after a lost answer:
         inside two minutes the stream drops a repeat silently. Raises nothing; an outcome is a `Ql3Error`.
+
+        `facts` are the indices of items of one stream whose last one's answer may stand for all of them: a server takes
+        in order what comes over one connection. What it loses of them all the same (its disk failed for a moment) is
+        read in the feed. Servers that may take each other's place answer every message.
         """
+        quiet: set[int] = set()
+        if facts and self.options.replicas == 1:
+            quiet = set(facts) - {max(facts)}
         outcomes: list[Exception | None] = [Ql3Error("unavailable")] * len(items)
         open_items = list(range(len(items)))
         backoff = BACKOFF_MIN_S
@@ -157,7 +164,8 @@ class Bus:
         deadline = loop.time() + timeout
         while open_items:
             seen = self._streams.declared
-            results = await self._publish_round([items[i] for i in open_items], deadline)
+            results = await self._publish_round([items[i] for i in open_items], deadline, quiet, max(facts, default=0))
+            quiet = set[int]()  # whatever is repeated is answered
             again: list[int] = []
             no_stream = False
             for index, result in zip(open_items, results, strict=True):
@@ -180,26 +188,37 @@ class Bus:
             backoff = min(BACKOFF_MAX_S, backoff * 2)
         return outcomes
 
-    async def _publish_round(self, items: list[Outgoing], deadline: float) -> list[Exception | None]:
+    async def _publish_round(
+        self, items: list[Outgoing], deadline: float, quiet: set[int], speaker: int
+    ) -> list[Exception | None]:
+        """Those in `quiet` get no answer of their own: the one at `speaker`, sent after them, has theirs."""
         connection = self._connection
+        generation = connection.generation
         loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[Msg]] = []
-        results: list[Exception | None] = []
+        futures: dict[int, asyncio.Future[Msg]] = {}
+        results: list[Exception | None] = [None] * len(items)
         try:
-            for subject, payload, headers in items:
-                reply, future = connection.expect()
-                futures.append(future)
+            for index, (subject, payload, headers) in enumerate(items):
+                reply = ""
+                if index not in quiet:
+                    reply, futures[index] = connection.expect()
                 left = max(0.0, deadline - loop.time())
                 try:
                     await connection.publish(subject, payload, headers, reply=reply, timeout=left)
                 except (ConnectionLost, Ql3Error) as error:
-                    if not future.done():
-                        future.set_exception(error)
-            await asyncio.wait(futures, timeout=max(0.0, deadline - loop.time()))
-            results.extend(_stored(future) for future in futures)
+                    results[index] = error
+                    if reply:
+                        futures.pop(index).cancel()
+            if futures:
+                await asyncio.wait(futures.values(), timeout=max(0.0, deadline - loop.time()))
+            for index, future in futures.items():
+                results[index] = _stored(future)
         finally:
-            for future in futures:
+            for future in futures.values():
                 future.cancel()
+        if quiet and (results[speaker] is not None or connection.generation != generation):
+            for index in quiet:
+                results[index] = results[index] or ConnectionLost()
         return results
 
     async def publish_core(self, subject: str, message: msgspec.Struct) -> None:
