@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -157,7 +158,7 @@ def scheduler(database: Database, clock: Clock) -> tuple[AdmissionLoop, Submitte
             results=[Submitted(order_id=order.order_id, run=run_of(order.run_id)) for order in message.runs]
         )
 
-    async def allow(_: str) -> PolicyDecision:
+    async def allow(_: str, _labels: Mapping[str, str]) -> PolicyDecision:
         return ALLOW
 
     executions = Executions()

@@ -52,6 +52,8 @@ class HoldOrder(Value, frozen=True, kw_only=True):
     requested_at_ms: Millis
     expires_at_ms: Millis
     labels: dict[str, str] = {}
+    not_before_ms: Millis | None = None
+    """When the run is due, if it asks ahead of its time; approved earlier, it is released then."""
 
 
 class RequestApprovals(Message, frozen=True, kw_only=True, tag="approvals.request/1"):
@@ -93,6 +95,8 @@ class Approval(View, frozen=True, kw_only=True):
     decisions: list[Decision]
     execution_status: str | None = None
     execution_result: str | None = None
+    not_before_ms: int | None = None
+    """When what waits is due; approved earlier, it is carried out then."""
 
 
 class ApprovalList(Message, frozen=True, kw_only=True, tag="approvals.list/1"):

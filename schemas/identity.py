@@ -66,13 +66,19 @@ class PolicyDecision(Message, frozen=True, kw_only=True, tag="policy.decision/1"
     """The project's own rule that asks for an approval."""
     ahead_ms: int = 0
     """How long before its time a scheduled run asks, by that rule."""
+    has_rules: bool = False
+    """The project has rules of its own: other labels may have another answer."""
 
 
 class PolicyChanged(Message, frozen=True, kw_only=True, tag="policy.changed/1"):
-    """Fact: a role, a project's state or a rule changed; drop what you keep about the project (or all, when null)."""
+    """Fact: a role, a project's state or a rule changed; drop what you keep about the project (or all, when null).
+
+    `rules`: the project's own rules did.
+    """
 
     project: str | None
     version: int
+    rules: bool = False
 
 
 class Project(View, frozen=True, kw_only=True):

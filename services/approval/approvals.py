@@ -24,6 +24,7 @@ from schemas.approvals import (
 )
 from schemas.errors import Ql3Error
 from schemas.identity import Subject
+from schemas.limits import SUBMIT_AHEAD_MS
 from services.approval import policy, requests
 from services.approval.gate import SERVICE, Act, Gate, subject_of
 from services.approval.policy import RANK, Fence, fence_of
@@ -35,6 +36,7 @@ from services.kit.database import Transaction
 from services.kit.ids import new_id
 
 RELEASE: Final = "run.release"
+HAND_OVER_AHEAD_MS: Final = SUBMIT_AHEAD_MS
 WORK: Final = "actions"
 """The bell of the loop that hands approved actions over and carries them out."""
 ENDINGS: Final = "endings"
@@ -183,7 +185,7 @@ class Approvals:
             await projects.assert_fence(tx, project, who, fence)
             await rows.insert_decision(tx, request, made)
             if after is not request:
-                await rows.update(tx, request, after)
+                await rows.update(tx, request, after, wait_ms=_until_due(after, now_ms))
                 if after.state == "rejected":
                     await self._end(tx, after, "rejected", now_ms)
             await audit.append(
@@ -349,7 +351,13 @@ def _held(order: HoldOrder, terms: Terms) -> Request:
         requested_by=order.requested_by,
         requested_at_ms=order.requested_at_ms,
         expires_at_ms=order.expires_at_ms,
+        not_before_ms=order.not_before_ms,
     )
+
+
+def _until_due(request: Request, now_ms: int) -> int:
+    # Handed over a moment early: the receiver is told when it may start, and starts to the instant.
+    return 0 if request.not_before_ms is None else max(0, request.not_before_ms - HAND_OVER_AHEAD_MS - now_ms)
 
 
 def fact_of(request: Request, now_ms: int) -> tuple[str, ApprovalChanged]:
@@ -399,4 +407,5 @@ def _view(listed: rows.Listed, decisions: Sequence[DecisionRow], now_ms: int, le
         ],
         execution_status=status,
         execution_result=listed.execution_result,
+        not_before_ms=request.not_before_ms,
     )

@@ -256,7 +256,7 @@ class Authority:
             )
             bumped = await projects.bump(tx, project, now_ms)
             await audit.append(tx, actor, "rules.set", project, project, decision, {"version": version + 1})
-            await policy_changed(tx, project, bumped)
+            await policy_changed(tx, project, bumped, rules=True)
             return RulesAnswer(project=project, version=version + 1, rules=wanted.rules)
 
         return await self._gate.change(Act(actor, "rules.set", project, project), work)

@@ -62,7 +62,7 @@ class Executor:
             await self._hand_over.one(request_id)
         due = await self._due()
         if not due:
-            return True if len(ready) == PAGE else None
+            return True if len(ready) == PAGE else await self._hand_over.next_s()
         reachable = {name: await self._reach(name) for name in await self._needed(due)}
         done = await asyncio.gather(*(self._guarded(dispatch, reachable) for dispatch in due))
         if not any(done):

@@ -161,8 +161,8 @@ def _allowed(decision: PolicyDecision, actor: Actor, project: str, permission: s
     raise Ql3Error("forbidden", data=data)
 
 
-async def policy_changed(tx: Transaction, project: str | None, version: int) -> None:
-    """Tell everybody to drop what they keep about a project, or about all."""
+async def policy_changed(tx: Transaction, project: str | None, version: int, *, rules: bool = False) -> None:
+    """Tell everybody to drop what they keep about a project, or about all; `rules` when its own rules changed."""
     about = project or new_id()
     subject = subjects.event("policy", project or "-", about, "changed")
-    await outbox.fact(tx, subject, PolicyChanged(project=project, version=version))
+    await outbox.fact(tx, subject, PolicyChanged(project=project, version=version, rules=rules))

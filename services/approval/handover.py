@@ -33,6 +33,12 @@ class HandOver:
         now_ms = self._gate.now_ms()
         return await self._database.read(lambda tx: rows.to_consume(tx, now_ms, limit))
 
+    async def next_s(self) -> float | None:
+        """In how many seconds something that is approved is to be handed over; None when nothing waits."""
+        now_ms = self._gate.now_ms()
+        wait_ms = await self._database.read(lambda tx: rows.next_to_consume(tx, now_ms))
+        return None if wait_ms is None else wait_ms / 1000
+
     async def one(self, request_id: str) -> bool:
         """Consume an approved request with the action that it holds; False when it has to wait or is gone.
 

@@ -110,6 +110,7 @@ def evaluate(
             project_version=snapshot.project_version,
             binding_version=binding.version if binding else None,
             role=role,
+            has_rules=bool(snapshot.rules),
         )
 
     if not is_permission(permission):

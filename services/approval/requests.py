@@ -46,6 +46,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     requested_by: Subject
     requested_at_ms: int
     expires_at_ms: int
+    not_before_ms: int | None = None
+    """When what it is about is due; approved earlier, it is handed over then."""
     decision_id: str | None = None
     decision: Literal["approved", "rejected"] | None = None
     decision_reason: str | None = None
@@ -87,6 +89,8 @@ def validate(request: Request) -> Request:
         raise Ql3Error("invalid", "This cannot refer to a plan.", field="binding.action_ref")
     if not 0 < request.expires_at_ms - request.requested_at_ms <= LIFETIME_MAX_MS:
         raise Ql3Error("invalid", "A request lives at most 24 hours.", field="expires_at_ms")
+    if request.not_before_ms is not None and request.not_before_ms >= request.expires_at_ms:
+        raise Ql3Error("invalid", "It is due after the end of its request.", field="not_before_ms")
     try:
         size, digest = len(msgspec.json.encode(request.preview)), preview_digest(request.preview)
     except ValueError as error:

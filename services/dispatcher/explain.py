@@ -63,9 +63,9 @@ def explain(
             )
         return Reason(
             "waiting_approval",
-            "It needs an approval and nobody has decided yet.",
-            "Approve or reject it; it times out when the request expires.",
-            {"expires_at_ms": until},
+            "It needs an approval and was not released yet.",
+            "Approve or reject it; it times out when the request expires, and is not released before it is due.",
+            {"expires_at_ms": until, "not_before_ms": run.not_before_ms},
         )
     if run.status == "retry_wait":
         at = case.policy.next_attempt_at_ms if case.policy else None

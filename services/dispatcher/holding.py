@@ -11,13 +11,16 @@ from schemas.approvals import RequestApprovals
 from schemas.canonical import digest
 from schemas.errors import Ql3Error
 from schemas.runs import DispatchClose, RunRelease, RunReleaseAnswer
+from schemas.tasks import ExecutionRevision
+from services.dispatcher import cancelling, overlap, placement
+from services.dispatcher.placement import Limit
 from services.dispatcher.records import Case
 from services.dispatcher.run import end_unstarted, queue
-from services.dispatcher.store import cases, holds, runs
+from services.dispatcher.store import cases, holds, limits, runs
 from services.dispatcher.store.cases import Change
 from services.dispatcher.store.holds import ReceiptRecord
 from services.dispatcher.store.revisions import Revisions
-from services.dispatcher.submission import hold_order
+from services.dispatcher.submission import OVERLAP_SUMMARY, hold_order
 from services.kit.database import Transaction, UniqueViolation
 from services.kit.ids import new_id
 from services.kit.orders import next_ring_ms
@@ -96,7 +99,35 @@ async def _decided(tx: Transaction, revisions: Revisions, case: Case, question: 
     if revision is None:
         raise Ql3Error("revision_unavailable")
     terms = revision.terms
+    refused = await _overlap(tx, case, revision, now) if overlap.asks_ahead(case.run) else None
+    if refused is not None:
+        return end_unstarted(case, "cancelled", now, error_code=refused, summary=OVERLAP_SUMMARY[refused])
     return queue(case, new_id(), terms.placement.executor, terms.queue_timeout_ms, now)
+
+
+async def _overlap(tx: Transaction, case: Case, revision: ExecutionRevision, now: int) -> str | None:
+    """What asked ahead of its time meets the others of its task now that it starts; why it may not, if so."""
+    terms = revision.terms
+    if terms.overlap.policy == "allow":
+        return None
+    most = placement.task_limit(revision)
+    if most is not None:
+        limit = Limit(revision.project, "task", revision.task_id)
+        await limits.put(tx, {limit: most}, now)
+        await limits.lock(tx, [limit])
+    found = await runs.open_of_task(tx, revision.project, revision.task_id, 1000, overlap.ASKS_AHEAD_MS)
+    entry = overlap.enter(terms.overlap, [overlap.Open(*row) for row in found])
+    if entry.refused is None and entry.replaces:
+        others = await cases.load(tx, entry.replaces)
+        await cancelling.request(
+            tx,
+            list(others.values()),
+            "policy",
+            actor_type="system",
+            grace_of=lambda _: revision.execution.grace_ms,
+            now=now,
+        )
+    return entry.refused
 
 
 def _with_reason(case: Case, now: int) -> Case:
@@ -104,7 +135,7 @@ def _with_reason(case: Case, now: int) -> Case:
 
 
 def _receipt(question: RunRelease, status: str, now: int) -> ReceiptRecord:
-    outcome = "released" if question.outcome == "approved" else "ended"
+    outcome = "released" if status == "queued" else "ended"
     evidence = digest(
         "ql3.run-release-receipt.v1",
         {

@@ -1,4 +1,8 @@
-"""Overlap: what happens when a run comes in while others of its task are open."""
+"""Overlap: what happens when a run comes in while others of its task are open.
+
+A run that asks for an approval ahead of its time comes in when it is released, which is when it starts; until then it
+is in nobody's way.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,14 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from schemas.tasks import Overlap
+from services.dispatcher.records import RunRecord
 
 SKIPPED: Final = "overlap_skipped"
 QUEUE_FULL: Final = "overlap_queue_full"
 REPLACED: Final = "overlap_replaced"
 REPLACE_MOST: Final = 64
+ASKS_AHEAD_MS: Final = 2_000
+"""A run that may not start for longer than this after it was made and that is held asks ahead of its time."""
 
 
 class Open(NamedTuple):
@@ -25,6 +32,11 @@ class Entry(NamedTuple):
 
     refused: str | None = None
     replaces: tuple[str, ...] = ()
+
+
+def asks_ahead(run: RunRecord) -> bool:
+    """Whether a held run was made so long before it may start."""
+    return run.not_before_ms is not None and run.not_before_ms > run.created_at_ms + ASKS_AHEAD_MS
 
 
 def enter(overlap: Overlap, others: Sequence[Open]) -> Entry:

@@ -34,6 +34,7 @@ from services.kit.database import Transaction
 from services.kit.ids import new_id
 
 _json = msgspec.json.Encoder()
+APPROVAL_MOST_MS = 86_400_000
 _PREVIEW_CHARS = 400
 """A preview is at most 8 KiB, and one character may take six bytes of JSON."""
 
@@ -189,31 +190,32 @@ class _Batch:
 
     async def _go_on(self, case: Case, revision: ExecutionRevision, *, hold_it: bool) -> Case:
         terms, now = revision.terms, self._now
-        if terms.overlap.policy != "allow":
+        held = terms.needs_approval or hold_it
+        if terms.overlap.policy != "allow" and not (held and overlap.asks_ahead(case.run)):
             entry = await self._overlap(case, revision)
             if entry.refused is not None:
                 return end_unstarted(
-                    case, "cancelled", now, error_code=entry.refused, summary=_OVERLAP_SUMMARY[entry.refused]
+                    case, "cancelled", now, error_code=entry.refused, summary=OVERLAP_SUMMARY[entry.refused]
                 )
-        if terms.needs_approval or hold_it:
-            held = hold(case)
+        if held:
+            waiting = hold(case)
             self._holds.append(
                 HoldRecord(
                     run_id=case.run.id,
                     order_id=new_id(),
                     action_digest=action_digest(case.run, self._inputs.get(case.run.id)),
-                    expires_at_ms=now + terms.approval_ttl_ms,
+                    expires_at_ms=_hold_ends(case.run, terms.approval_ttl_ms, now),
                     next_ring_at_ms=now,
                 )
             )
-            return held
+            return waiting
         return queue(case, new_id(), terms.placement.executor, terms.queue_timeout_ms, now)
 
     async def _overlap(self, case: Case, revision: ExecutionRevision) -> overlap.Entry:
         key = (revision.project, revision.task_id)
         others = self._open.get(key)
         if others is None:
-            found = await runs.open_of_task(self._tx, *key, limit=1000)
+            found = await runs.open_of_task(self._tx, *key, 1000, overlap.ASKS_AHEAD_MS)
             others = self._open[key] = [overlap.Open(*row) for row in found]
         entry = overlap.enter(revision.terms.overlap, others)
         if entry.replaces:
@@ -230,7 +232,7 @@ class _Batch:
                 run_ids.discard(change.after.run.id)
                 ended = end_unstarted(
                     change.after, "cancelled", self._now, error_code=overlap.REPLACED,
-                    summary=_OVERLAP_SUMMARY[overlap.REPLACED],
+                    summary=OVERLAP_SUMMARY[overlap.REPLACED],
                 )  # fmt: skip
                 self._changes[index] = Change(None, ended)
         if run_ids:
@@ -251,7 +253,12 @@ class _Batch:
         return written
 
 
-_OVERLAP_SUMMARY = {
+def _hold_ends(run: RunRecord, ttl_ms: int, now: int) -> int:
+    # Counted from the start that it is about; a request lives a day at most.
+    return min(max(now, run.not_before_ms or 0) + ttl_ms, now + APPROVAL_MOST_MS)
+
+
+OVERLAP_SUMMARY = {
     overlap.SKIPPED: "Another run of this task was not over yet.",
     overlap.QUEUE_FULL: "As many runs of this task as may wait were waiting already.",
     overlap.REPLACED: "A newer run of this task took its place.",
@@ -288,7 +295,14 @@ def hold_order(record: HoldRecord, run: RunRecord, revision: ExecutionRevision, 
         requested_at_ms=run.created_at_ms,
         expires_at_ms=record.expires_at_ms,
         labels=dict(revision.terms.labels),
+        not_before_ms=_due(record, run),
     )
+
+
+def _due(record: HoldRecord, run: RunRecord) -> int | None:
+    # What is due after the end of the request is released when it is approved.
+    due = run.not_before_ms
+    return due if due is not None and overlap.asks_ahead(run) and due < record.expires_at_ms else None
 
 
 def _subject(run: RunRecord) -> Subject:

@@ -32,8 +32,9 @@ from services.kit import audit, dispatches, outbox
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction, UniqueViolation
 from services.kit.ids import new_id
+from services.scheduler import ahead, timetable, triggers
 from services.scheduler import tasks as rules
-from services.scheduler import timetable, triggers
+from services.scheduler.bells import BELL, RING_BELL
 from services.scheduler.differences import differences, plain
 from services.scheduler.parameters import check_inputs
 from services.scheduler.store import admissions as admission_store
@@ -102,6 +103,7 @@ class Catalogue:
                     spec=spec,
                     actor=ask.actor,
                     now_ms=now_ms,
+                    look_now=decision.has_rules,
                 )
             detail = {"name": ask.name, "digest": compiled.spec_digest, "triggers": len(specs)}
             await audit.append(tx, ask.actor, "task.create", ask.project, task_id, decision, detail)
@@ -124,6 +126,12 @@ class Catalogue:
                 return await _view(tx, known, warnings)
             now_ms = self._clock.now_ms()
             row = await _find(tx, ask.project, ask.task)
+            # What asks for an approval ahead of its time asks about the old revision.
+            await schedules.lock_of_task(tx, row["id"])
+            await ahead.take_back(tx, row["id"], None, now_ms)
+            if decision.has_rules:
+                await schedules.look_now(tx, row["id"], now_ms)
+                tx.after_commit(tx.database.bell(BELL).set)
             revision = ask.expected_revision + 1
             if row["revision"] != ask.expected_revision or not await store.advance(
                 tx, row["id"], ask.expected_revision, ask.spec.folder, now_ms
@@ -162,8 +170,10 @@ class Catalogue:
             if ask.enabled:
                 for schedule in rows:
                     if schedule["stopped_by"] == "task_disabled":
-                        await timetable.go_on(tx, schedule, None, now_ms)
+                        await timetable.go_on(tx, schedule, None, now_ms, look_now=decision.has_rules)
             else:
+                if await ahead.take_back(tx, row["id"], None, now_ms):
+                    rows = await schedules.lock_of_task(tx, row["id"])
                 withdrawn = await admission_store.withdraw_of_task(tx, row["id"], now_ms, await tx.now_ms())
                 await timetable.stop(tx, rows, "task_disabled", withdrawn, now_ms)
             action = "task.enable" if ask.enabled else "task.disable"
@@ -186,7 +196,7 @@ class Catalogue:
             if not await store.delete(tx, row["id"], now_ms):
                 raise Ql3Error("not_found", field="task")
             if await admission_store.withdraw_of_task(tx, row["id"], now_ms, await tx.now_ms()):
-                tx.after_commit(tx.database.bell(timetable.RING_BELL).set)
+                tx.after_commit(tx.database.bell(RING_BELL).set)
             await schedules.drop_of_task(tx, row["id"])
             await trigger_store.delete_of_task(tx, row["id"], now_ms)
             await audit.append(tx, ask.actor, "task.delete", ask.project, row["id"], decision, {"name": row["name"]})

@@ -1,6 +1,7 @@
 """What a scheduler does about a trigger now: which instants become runs, which are missed, when to look again. No I/O.
 
-An instant may be admitted up to a second ahead (the run carries `not_before`). Later than the grace it is late, and the
+An instant may be admitted up to a second ahead (the run carries `not_before`), and longer ahead where it has to ask for
+an approval: then one at a time, when the one before it has passed. Later than the grace it is late, and the
 trigger's policy decides: `skip`, `fire_once` (the latest of all that is due), `catch_up` (the latest n). What does not
 become a run is counted with its cause.
 """
@@ -39,6 +40,8 @@ class Fire:
 
     instant_ms: int
     not_before_ms: int | None
+    asked: bool = False
+    """It asks for an approval ahead of its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,8 @@ class Decision:
     wake_at_ms: int | None
 
 
-def decide(plan: Plan, decided_through_ms: int, now_ms: int, *, limit: int) -> Decision:
-    """Settle what is due at `now_ms` with at most `limit` runs (at least 1)."""
+def decide(plan: Plan, decided_through_ms: int, now_ms: int, *, limit: int, ahead_ms: int = 0) -> Decision:
+    """Settle what is due at `now_ms` with at most `limit` runs (at least 1), and what asks `ahead_ms` before it is."""
     spec = plan.spec
     missed: list[Missed] = []
     through = decided_through_ms
@@ -62,7 +65,7 @@ def decide(plan: Plan, decided_through_ms: int, now_ms: int, *, limit: int) -> D
         missed += _missed(PAUSED, plan.span(through, end))
         through = max(through, end)
         if now_ms < spec.pause_until_ms:
-            return _settled(plan, (), missed, through, now_ms)
+            return _settled(plan, (), missed, through, now_ms, ahead_ms)
     oldest = now_ms - spec.grace_ms - spec.jitter_ms - 1
     older = plan.span(through, oldest) if oldest > through else None
     late: list[Fire] = []
@@ -81,7 +84,10 @@ def decide(plan: Plan, decided_through_ms: int, now_ms: int, *, limit: int) -> D
         through = fires[-1].instant_ms
     else:
         through = max([through, oldest, *(fire.instant_ms for fire in recent)])
-    return _settled(plan, tuple(fires), missed, through, now_ms)
+        if len(fires) < limit and (coming := _asking(plan, through, now_ms, ahead_ms)) is not None:
+            fires.append(coming)
+            through = coming.instant_ms
+    return _settled(plan, tuple(fires), missed, through, now_ms, ahead_ms)
 
 
 def settle_stop(plan: Plan, decided_through_ms: int, now_ms: int, cause: str) -> Decision:
@@ -95,13 +101,36 @@ def begin(plan: Plan, after_ms: int, now_ms: int) -> Decision:
     return _settled(plan, (), [], after_ms, now_ms)
 
 
-def _settled(plan: Plan, fires: tuple[Fire, ...], missed: list[Missed], through: int, now_ms: int) -> Decision:
+def _settled(
+    plan: Plan, fires: tuple[Fire, ...], missed: list[Missed], through: int, now_ms: int, ahead_ms: int = 0
+) -> Decision:
+    if through > now_ms + SUBMIT_AHEAD_MS:
+        # The next one has asked already and is still to come; the one behind it asks when it has passed.
+        return Decision(fires, tuple(missed), through, through, through)
     upcoming = plan.after(through)
     pause = plan.spec.pause_until_ms
-    if pause is not None and now_ms < pause and upcoming is not None and upcoming < pause:
+    paused = pause is not None and now_ms < pause
+    if pause is not None and paused and upcoming is not None and upcoming < pause:
         upcoming = plan.after(pause - 1)
-    wake = None if upcoming is None else max(0, upcoming + plan.jitter_ms(upcoming) - SUBMIT_AHEAD_MS)
+    if upcoming is None:
+        return Decision(fires, tuple(missed), through, None, None)
+    latest = max(0, upcoming + plan.jitter_ms(upcoming) - SUBMIT_AHEAD_MS)
+    if ahead_ms <= SUBMIT_AHEAD_MS:
+        return Decision(fires, tuple(missed), through, upcoming, latest)
+    first = latest + SUBMIT_AHEAD_MS - ahead_ms
+    wake = min(latest, max(first, through, pause if pause is not None and paused else 0, now_ms + 1))
     return Decision(fires, tuple(missed), through, upcoming, wake)
+
+
+def _asking(plan: Plan, through: int, now_ms: int, ahead_ms: int) -> Fire | None:
+    """The next instant, if it is time to ask about it."""
+    if ahead_ms <= SUBMIT_AHEAD_MS or through > now_ms:
+        return None
+    instant = plan.after(through)
+    if instant is None:
+        return None
+    starts = instant + plan.jitter_ms(instant)
+    return Fire(instant, starts, asked=True) if starts <= now_ms + ahead_ms else None
 
 
 def _recent(plan: Plan, after_ms: int, now_ms: int) -> list[Fire]:

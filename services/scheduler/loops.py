@@ -13,12 +13,13 @@ from schemas.limits import BATCH_ITEMS
 from schemas.runs import TriggerType
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction
+from services.kit.ids import new_id
 from services.kit.orders import next_ring_ms
 from services.scheduler.admissions import Admission, for_fire
 from services.scheduler.decisions import INPUTS_REFUSED, PROJECT_ARCHIVED, Missed, begin, decide
 from services.scheduler.executions import Executions
 from services.scheduler.parameters import check_inputs
-from services.scheduler.projects import Projects
+from services.scheduler.projects import Asked, Projects, asked
 from services.scheduler.store import admissions, schedules
 from services.scheduler.store import tasks as task_store
 from services.scheduler.submitting import ANSWER_MS, Submitter, admission_of, queue_orders
@@ -35,6 +36,8 @@ SLEEP_S: Final = 1.0
 KEPT_MS: Final = 3 * 86_400_000
 """Closed admissions are kept so long; a clock set back further waits instead of repeating."""
 WITHDRAW_GIVE_UP_RINGS: Final = 12
+ASK_AHEAD_MOST_MS: Final = 23 * 3_600_000
+"""An approval's request lives a day at most, and it has to live beyond the start that it is about."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.scheduler")
 
@@ -49,7 +52,7 @@ class _Round:
     moves: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     missed: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     postponed: list[str] = field(default_factory=list[str])
-    unknown: set[str] = field(default_factory=set[str])
+    unknown: set[Asked] = field(default_factory=set[Asked])
 
     @property
     def room(self) -> int:
@@ -145,18 +148,27 @@ class AdmissionLoop:
         return done
 
     async def _decide(self, tx: Transaction, row: Row, spec: Row | None, task: Row | None, done: _Round) -> None:
-        active = self._projects.active(row["project"])
-        if active is None:
-            done.unknown.add(row["project"])
+        permit = self._projects.decision(asked(row["project"]))
+        if permit is None:
+            done.unknown.add(asked(row["project"]))
             return
+        if permit.has_rules and permit.effect != "deny" and task is not None:
+            # Labels decide too; those of the revision that would run.
+            pinned = await self._executions.load(tx, row["task_id"], task["revision"])
+            labelled = asked(row["project"], pinned.revision.terms.labels)
+            permit = self._projects.decision(labelled)
+            if permit is None:
+                done.unknown.add(labelled)
+                return
         done.claimed += 1
-        if not active:
+        hold = permit.effect == "require_approval"
+        if permit.effect == "deny":
             if row["stopped_by"] is None:
                 await stop(tx, [row], PROJECT_ARCHIVED, [], done.now_ms)
             done.postponed.append(row["trigger_id"])
             return
         if row["stopped_by"] == PROJECT_ARCHIVED:
-            await go_on(tx, row, None, done.now_ms)
+            await go_on(tx, row, None, done.now_ms, look_now=permit.has_rules)
             return
         if spec is None or task is None:
             raise Ql3Error("revision_unavailable")
@@ -165,7 +177,8 @@ class AdmissionLoop:
             return
         plan = stored_plan(row["trigger_id"], spec["spec"], spec["content_digest"], row["anchor_ms"])
         try:
-            decision = decide(plan, row["decided_through_ms"], done.now_ms, limit=done.room)
+            ahead_ms = min(permit.ahead_ms, ASK_AHEAD_MOST_MS) if hold else 0
+            decision = decide(plan, row["decided_through_ms"], done.now_ms, limit=done.room, ahead_ms=ahead_ms)
         except Exception as error:
             log.exception("a decision failed", trigger=row["trigger_id"])
             raise Ql3Error("internal_error") from error
@@ -185,11 +198,13 @@ class AdmissionLoop:
                         trigger_id=row["trigger_id"],
                         trigger_revision=row["trigger_revision"],
                         trigger_type=cast(TriggerType, spec["kind"]),
-                        occasion=str(fire.instant_ms),
+                        # What asked and was taken back may be asked about again, as another run.
+                        occasion=f"{fire.instant_ms}:{new_id()}" if fire.asked else str(fire.instant_ms),
                         inputs=inputs,
                         now_ms=done.now_ms,
                         scheduled_for_ms=fire.instant_ms,
                         not_before_ms=fire.not_before_ms,
+                        hold=hold,
                     )
                     for fire in fires
                 ]

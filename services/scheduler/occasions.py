@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +23,7 @@ from services.scheduler import triggers as rules
 from services.scheduler.admissions import Admission, for_fire
 from services.scheduler.executions import Executions
 from services.scheduler.parameters import check_inputs
-from services.scheduler.projects import Projects
+from services.scheduler.projects import Projects, asked
 from services.scheduler.store import admissions as admission_store
 from services.scheduler.store import schedules, tasks
 from services.scheduler.store import triggers as store
@@ -69,7 +69,8 @@ class Occasions:
 
     async def _boot_page(self, after: str, boot_ms: int) -> tuple[list[Row], list[Admission]]:
         rows = await self._database.read(lambda tx: store.of_kind(tx, "boot", after, BATCH_ITEMS))
-        await self._projects.learn(sorted({row["project"] for row in rows}))
+        await self._learn({row["project"] for row in rows})
+        held = await self._held(rows)
 
         async def work(tx: Transaction) -> list[Admission]:
             made: list[Admission] = []
@@ -77,7 +78,11 @@ class Occasions:
                 if not row["enabled"] or not self._projects.active(row["project"]):
                     continue
                 try:
-                    made.append(await self._admission(tx, row, "boot", str(boot_ms), scheduled_for_ms=boot_ms))
+                    made.append(
+                        await self._admission(
+                            tx, row, "boot", str(boot_ms), scheduled_for_ms=boot_ms, hold=row["id"] in held
+                        )
+                    )
                 except Ql3Error as error:
                     log.warning("a boot trigger did not fire", trigger=row["id"], error=error.code)
             return await self._store(tx, made)
@@ -90,8 +95,11 @@ class Occasions:
         """Fire what follows the runs of which a page of facts tells; its position is stored with the orders."""
         ended = [fact for item in page.items if (fact := _ended(item)) is not None]
         chains = await self._database.read(self._chains)
+        held: set[str] = set()
         if ended and chains:
-            await self._projects.learn(sorted({fact.project for fact in ended if fact.project in chains}))
+            projects = {fact.project for fact in ended if fact.project in chains}
+            await self._learn(projects)
+            held = await self._held([row for project in projects for row, _ in chains[project]])
 
         async def work(tx: Transaction) -> list[Admission]:
             made: list[Admission] = []
@@ -101,7 +109,9 @@ class Occasions:
                         continue
                     try:
                         made.append(
-                            await self._admission(tx, row, "after_task", fact.run_id, parent_run_id=fact.run_id)
+                            await self._admission(
+                                tx, row, "after_task", fact.run_id, parent_run_id=fact.run_id, hold=row["id"] in held
+                            )
                         )
                     except Ql3Error as error:
                         log.warning("a task did not follow", trigger=row["id"], error=error.code)
@@ -147,8 +157,10 @@ class Occasions:
         """One delivery to a webhook makes one run. Whatever is wrong with the secret looks like an absent trigger."""
         if len(msgspec.json.encode(ask.payload)) > _PAYLOAD_BYTES:
             raise Ql3Error("too_large", f"A payload has at most {_PAYLOAD_BYTES} bytes.", field="payload")
-        await self._projects.learn([ask.project])
+        await self._learn([ask.project])
         active = self._projects.active(ask.project)
+        called = await self._database.read(lambda tx: store.find(tx, ask.project, ask.trigger))
+        held = await self._held([called] if called is not None else [])
 
         async def work(tx: Transaction) -> Admission:
             row = await store.find(tx, ask.project, ask.trigger)
@@ -163,7 +175,9 @@ class Occasions:
                 raise Ql3Error("project_archived")
             if not row["enabled"]:
                 raise Ql3Error("conflict", "The trigger is disabled.", field="trigger")
-            made = await self._admission(tx, row, "webhook", ask.delivery, more={"payload": ask.payload})
+            made = await self._admission(
+                tx, row, "webhook", ask.delivery, more={"payload": ask.payload}, hold=row["id"] in held
+            )
             if await self._store(tx, [made]):
                 return made
             known = await admission_store.by_keys(tx, ask.project, [made.order.idempotency_key])
@@ -253,6 +267,34 @@ class Occasions:
         return Admission(made.order, made.revision, made.trigger_revision, again=True)
 
     # All of them
+
+    async def _learn(self, projects: Iterable[str]) -> None:
+        await self._projects.learn(asked(project) for project in sorted(projects))
+
+    async def _held(self, rows: Sequence[Row]) -> set[str]:
+        """Of these triggers those whose runs have to wait for an approval, by a rule of their project.
+
+        Their projects were asked about just now.
+        """
+        ruled: dict[str, list[Row]] = {}
+        for row in rows:
+            permit = self._projects.decision(asked(row["project"]))
+            if permit is not None and permit.has_rules:
+                ruled.setdefault(row["project"], []).append(row)
+        held: set[str] = set()
+        for project, found in ruled.items():
+            labels = await self._database.read(
+                lambda tx, project=project, found=found: tasks.labels_of(tx, project, [row["task_id"] for row in found])
+            )
+            for row in found:
+                about = asked(project, labels.get(row["task_id"]))
+                if self._projects.decision(about) is None:
+                    await self._projects.learn([about])
+                decision = self._projects.decision(about)
+                # Who cannot be asked denies.
+                if decision is None or decision.effect == "require_approval":
+                    held.add(row["id"])
+        return held
 
     async def _admission(
         self,

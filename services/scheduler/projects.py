@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 from schemas.identity import Actor, PolicyDecision
 from schemas.limits import DECISION_VALID_MS
 
 ACTOR_ID: Final = "scheduler"
+KEPT: Final = 4_096
 
-Ask = Callable[[str], Awaitable[PolicyDecision]]
-"""May the scheduler start runs in this project?"""
+Ask = Callable[[str, Mapping[str, str]], Awaitable[PolicyDecision]]
+"""May the scheduler start runs in this project, of a task with these labels?"""
+Asked = tuple[str, tuple[tuple[str, str], ...]]
+"""A project and sorted labels."""
 
 
 def scheduler_actor(now_ms: int) -> Actor:
@@ -33,25 +36,34 @@ class Projects:
     def __init__(self, ask: Ask, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._ask = ask
         self._monotonic = monotonic
-        self._known: dict[str, tuple[bool, float]] = {}
+        self._known: dict[Asked, tuple[PolicyDecision, float]] = {}
 
     def active(self, project: str) -> bool | None:
-        """None: not known, ask first."""
-        known = self._known.get(project)
+        """Whether its schedules run. None: not known, ask first."""
+        decision = self.decision(asked(project))
+        return None if decision is None else decision.effect != "deny"
+
+    def decision(self, about: Asked) -> PolicyDecision | None:
+        """`require_approval` for runs that have to wait for one. None: not known, ask first."""
+        known = self._known.get(about)
         if known is None or self._monotonic() >= known[1]:
             return None
         return known[0]
 
-    async def learn(self, projects: Iterable[str]) -> None:
+    async def learn(self, wanted: Iterable[Asked]) -> None:
         """Ask about these. Raises `unavailable`: who cannot be asked denies."""
-        for project in projects:
+        for about in wanted:
             asked_at = self._monotonic()
-            decision = await self._ask(project)
-            self._known[project] = (decision.effect == "allow", asked_at + DECISION_VALID_MS / 1000)
+            decision = await self._ask(about[0], dict(about[1]))
+            if len(self._known) >= KEPT:
+                self._known.clear()
+            self._known[about] = (decision, asked_at + DECISION_VALID_MS / 1000)
 
     def forget(self, project: str | None) -> None:
         """Something changed about a project, or about all."""
-        if project is None:
-            self._known.clear()
-        else:
-            self._known.pop(project, None)
+        self._known = {} if project is None else {key: kept for key, kept in self._known.items() if key[0] != project}
+
+
+def asked(project: str, labels: Mapping[str, str] | None = None) -> Asked:
+    """The question about runs of a task with these labels."""
+    return project, tuple(sorted((labels or {}).items()))

@@ -93,6 +93,7 @@ from services.kit.upkeep import upkeep
 from services.kit.version import VERSION
 from services.scheduler import running, triggers
 from services.scheduler.admissions import SENDER
+from services.scheduler.bells import BELL, CHAIN_BELL, RING_BELL
 from services.scheduler.catalogue import Catalogue
 from services.scheduler.executions import Executions
 from services.scheduler.files import Files
@@ -104,7 +105,7 @@ from services.scheduler.running import RunAsk, RunDesk
 from services.scheduler.secrets_named import SecretsNamed, named
 from services.scheduler.store import schedules
 from services.scheduler.submitting import Submitter
-from services.scheduler.timetable import BELL, CHAIN_BELL, RING_BELL, Timetable
+from services.scheduler.timetable import Timetable
 
 NAME = SENDER
 RING_EVERY_S = 1.0
@@ -216,11 +217,14 @@ class SchedulerService:
     # What others tell.
 
     async def _policy_changed(self, delivery: Delivery) -> None:
-        project = delivery.decode(PolicyChanged).project
+        changed = delivery.decode(PolicyChanged)
+        project = changed.project
         self._projects.forget(project)
         if project is not None:
             now_ms = self._clock.now_ms()
-            await self._database.transact(lambda tx: schedules.wake_project(tx, project, now_ms))
+            await self._database.transact(
+                lambda tx: schedules.wake_project(tx, project, now_ms, all_of_it=changed.rules)
+            )
             self._admitting.ring()
 
     async def _first(self) -> bool:
@@ -241,8 +245,8 @@ class SchedulerService:
         for status in sorted(RUN_TERMINAL):
             self._heard.append(await self._bus.on_event(f"ql3.evt.run.*.*.{status}", ring))
 
-    async def _may_start(self, project: str) -> PolicyDecision:
-        return await self._policy.check(self._actor, project, "run.start")
+    async def _may_start(self, project: str, labels: Mapping[str, str]) -> PolicyDecision:
+        return await self._policy.check(self._actor, project, "run.start", labels=labels)
 
     async def _submit(self, message: SubmitRuns) -> SubmitAnswer:
         return await self._bus.request(RUNS_SUBMIT, message)

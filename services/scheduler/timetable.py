@@ -28,7 +28,10 @@ from services.kit import audit, outbox
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction, UniqueViolation
 from services.kit.ids import new_id
+from services.scheduler import ahead
 from services.scheduler import triggers as rules
+from services.scheduler.bells import BELL, CHAIN_BELL, RING_BELL
+from services.scheduler.chains import refuse_cycle
 from services.scheduler.decisions import Decision, Missed, begin, settle_stop
 from services.scheduler.parameters import check_inputs
 from services.scheduler.store import admissions as admission_store
@@ -39,12 +42,6 @@ from services.scheduler.tasks import read_spec, request_digest
 from services.scheduler.triggers import Plan, Span
 from services.scheduler.views import missed_view, trigger_view
 
-BELL: Final = "schedule"
-"""The name of the database's bell that wakes the admission loop."""
-RING_BELL: Final = "admissions"
-"""The name of the database's bell that wakes the loop of open orders."""
-CHAIN_BELL: Final = "chains"
-"""The name of the database's bell that wakes the loop of tasks that follow others."""
 TRIGGERS_PER_TASK: Final = 32
 _BEFORE_ALL: Final = ""
 Work = Callable[[Transaction], Awaitable[Trigger]]
@@ -132,8 +129,12 @@ async def add(
     mutation_id: str | None = None,
     request: str = "",
     token_digest: str | None = None,
+    look_now: bool = False,
 ) -> str:
-    """A new trigger with its schedule, in the transaction of whoever makes it; answers its id."""
+    """A new trigger with its schedule, in the transaction of whoever makes it; answers its id.
+
+    `look_now`: the project has rules, by which its first run may have to ask ahead of its time.
+    """
     if (token_digest is not None) != (spec.kind == "webhook"):
         raise Ql3Error("invalid", "A webhook is made alone, with the digest of its secret.", field="spec.kind")
     trigger_id = new_id()
@@ -153,7 +154,16 @@ async def add(
     if token_digest is not None:
         await store.set_webhook(tx, trigger_id, token_digest, now_ms)
     await _schedule(
-        tx, trigger_id, project, task_id, 1, spec, task_enabled=task_enabled, after_ms=now_ms, now_ms=now_ms
+        tx,
+        trigger_id,
+        project,
+        task_id,
+        1,
+        spec,
+        task_enabled=task_enabled,
+        after_ms=now_ms,
+        now_ms=now_ms,
+        look_now=look_now,
     )
     return trigger_id
 
@@ -169,6 +179,7 @@ async def _schedule(
     task_enabled: bool,
     after_ms: int,
     now_ms: int,
+    look_now: bool,
 ) -> None:
     anchor_ms = now_ms // 1000 * 1000
     plan = rules.plan(trigger_id, spec, anchor_ms)
@@ -187,7 +198,7 @@ async def _schedule(
         anchor_ms,
         decision.decided_through_ms,
         decision.next_fire_at_ms if running else None,
-        decision.wake_at_ms if running else None,
+        _wake(decision, now_ms, look_now=look_now) if running else None,
         (None if running else now_ms, stopped_by),
         now_ms,
     )
@@ -223,13 +234,20 @@ async def stop(tx: Transaction, rows: Sequence[Row], cause: str, withdrawn: list
     await record_missed(tx, missed)
 
 
-async def go_on(tx: Transaction, row: Row, stopped_by: str | None, now_ms: int) -> None:
+def _wake(decision: Decision, now_ms: int, *, look_now: bool) -> int | None:
+    return now_ms if look_now and decision.wake_at_ms is not None else decision.wake_at_ms
+
+
+async def go_on(tx: Transaction, row: Row, stopped_by: str | None, now_ms: int, *, look_now: bool) -> None:
     """A stopped schedule begins again, or stays stopped for another cause; what passed meanwhile is missed."""
     plan = await plan_of(tx, row["trigger_id"], row["anchor_ms"])
     decision = settle_stop(plan, row["decided_through_ms"], now_ms, row["stopped_by"])
     missed = [missed_row(row, row["trigger_revision"], part, now_ms) for part in decision.missed]
     stopped = (now_ms, stopped_by) if stopped_by else (None, None)
-    await schedules.move(tx, [moved(row["trigger_id"], decision, now_ms, stopped=stopped)])
+    after = moved(row["trigger_id"], decision, now_ms, stopped=stopped)
+    if stopped_by is None:
+        after["wake_at_ms"] = _wake(decision, now_ms, look_now=look_now)
+    await schedules.move(tx, [after])
     await record_missed(tx, missed)
     tx.after_commit(tx.database.bell(BELL).set)
 
@@ -273,6 +291,7 @@ class Timetable:
                 mutation_id=ask.mutation_id,
                 request=request,
                 token_digest=ask.token_digest,
+                look_now=decision.has_rules,
             )
             if spec.kind == "after_task":
                 await refuse_cycle(tx, ask.project, task, spec)
@@ -305,6 +324,8 @@ class Timetable:
             if trigger["revision"] != ask.expected_revision:
                 raise Ql3Error("version_conflict", data={"revision": trigger["revision"]})
             if schedule is not None:
+                if await ahead.take_back(tx, trigger["task_id"], ask.trigger, now_ms):
+                    schedule = await schedules.lock(tx, ask.trigger) or schedule
                 await self._close(tx, schedule, now_ms)
             revision = ask.expected_revision + 1
             if not await store.advance(
@@ -337,6 +358,7 @@ class Timetable:
                 task_enabled=bool(task and task["enabled"]),
                 after_ms=max(now_ms, schedule["last_scheduled_at_ms"] or 0) if schedule else now_ms,
                 now_ms=now_ms,
+                look_now=decision.has_rules,
             )
             await audit.append(
                 tx, ask.actor, "trigger.update", ask.project, ask.trigger, decision, {"revision": revision}
@@ -367,12 +389,14 @@ class Timetable:
             trigger = await _trigger(tx, ask.project, ask.trigger)
             if await store.set_enabled(tx, ask.trigger, ask.enabled, now_ms):
                 if not ask.enabled:
+                    if await ahead.take_back(tx, trigger["task_id"], ask.trigger, now_ms):
+                        schedule = await schedules.lock(tx, ask.trigger)
                     withdrawn = await admission_store.withdraw_of_trigger(tx, ask.trigger, now_ms, await tx.now_ms())
                     await stop(tx, [schedule] if schedule else [], "trigger_disabled", withdrawn, now_ms)
                 elif schedule is not None:
                     task = await task_store.lock(tx, trigger["task_id"])
                     stopped_by = None if task and task["enabled"] else "task_disabled"
-                    await go_on(tx, schedule, stopped_by, now_ms)
+                    await go_on(tx, schedule, stopped_by, now_ms, look_now=decision.has_rules)
                 action = "trigger.enable" if ask.enabled else "trigger.disable"
                 await audit.append(tx, ask.actor, action, ask.project, ask.trigger, decision)
             return await _view(tx, ask.project, ask.trigger)
@@ -455,33 +479,6 @@ async def _task(tx: Transaction, project: str, task: str) -> Row:
     if row is None or row["deleted"]:
         raise Ql3Error("not_found", "There is no such task in this project.", field="task")
     return row
-
-
-CHAIN_LENGTH: Final = 64
-"""How many tasks may follow each other."""
-
-
-async def refuse_cycle(tx: Transaction, project: str, task: Row, spec: TriggerSpec) -> None:
-    """Raises `invalid` when a task would follow itself, at once or through others; a chain is also bounded."""
-    ahead = [spec.after_task]
-    seen: set[str] = set()
-    while ahead:
-        name = ahead.pop()
-        if name is None or name in seen:
-            continue
-        seen.add(name)
-        if name == task["name"]:
-            raise Ql3Error("invalid", "The task would follow itself without end.", field="spec.after_task")
-        if len(seen) > CHAIN_LENGTH:
-            raise Ql3Error("invalid", f"At most {CHAIN_LENGTH} tasks follow each other.", field="spec.after_task")
-        row = await task_store.find(tx, project, name)
-        if row is None or row["deleted"]:
-            if name == spec.after_task:
-                raise Ql3Error("not_found", "There is no such task in this project.", field="spec.after_task")
-            continue
-        for trigger in await store.of_tasks(tx, [row["id"]]):
-            if trigger["kind"] == "after_task":
-                ahead.append(msgspec.json.decode(trigger["spec"], type=TriggerSpec).after_task)
 
 
 def _check_inputs(task: Row, spec: TriggerSpec) -> None:

@@ -85,6 +85,7 @@ def hold(
     risk: Any = "medium",
     labels: dict[str, str] | None = None,
     order_id: str | None = None,
+    not_before_ms: int | None = None,
 ) -> HoldOrder:
     """An order as the dispatcher sends it for a run that waits."""
     run = request_id or new_id()
@@ -106,6 +107,7 @@ def hold(
         requested_at_ms=now_ms,
         expires_at_ms=now_ms + ttl_ms,
         labels=labels or {},
+        not_before_ms=not_before_ms,
     )
 
 

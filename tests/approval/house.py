@@ -80,5 +80,9 @@ class House:
         await self.facts.until(
             lambda items: any(item.run_id == run and item.status in statuses for item in items)  # type: ignore[attr-defined]
         )
+        return await self.read(run)
+
+    async def read(self, run: str) -> Run:
+        """The run as it stands."""
         question = RunRead(actor=now(console), project="default", run=run)
         return (await self.bus.request(endpoints.RUNS_GET, question)).run

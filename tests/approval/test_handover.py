@@ -140,3 +140,32 @@ async def test_a_hand_over_that_fails_midway_leaves_the_approval_usable(works: W
     assert request is not None
     assert (request.state, request.dispatch_id) == ("approved", None)
     assert await works.hand_over.one(request_id)
+
+
+async def test_what_is_approved_early_is_handed_over_when_it_is_due(works: Works) -> None:
+    request_id = await works.approved(ttl_ms=2 * HOUR, not_before_ms=works.clock.now_ms() + HOUR)
+    assert await works.hand_over.due(10) == []
+    wait_s = await works.hand_over.next_s()
+    assert wait_s is not None
+    assert HOUR / 1000 - 2 - 60 < wait_s <= HOUR / 1000 - 1
+    # The database's clock counts, whatever the wall's says meanwhile.
+    works.clock.advance(-60_000)
+    await shift_clock(works.database, HOUR - 1_000)
+    assert await works.hand_over.due(10) == [request_id]
+    await works.executor.step()
+    assert works.receiver.effects == [(await works.dispatch_of(request_id)).id]
+
+
+async def test_what_is_due_after_its_request_ends_is_refused(works: Works) -> None:
+    order = hold(not_before_ms=works.clock.now_ms() + HOUR)
+    (outcome,) = await works.approvals.hold([order])
+    assert outcome is not None
+    assert (outcome.code, outcome.field) == ("invalid", "not_before_ms")
+
+
+async def test_a_requester_who_lost_the_right_before_it_is_due_gets_nothing(works: Works) -> None:
+    await works.person("ann", "operator")
+    request_id = await works.approved(requested_by=ANN, ttl_ms=2 * HOUR, not_before_ms=works.clock.now_ms() + HOUR)
+    await works.bind(ANN, None, expected=1)
+    await shift_clock(works.database, HOUR)
+    assert await works.hand_over.one(request_id) is False

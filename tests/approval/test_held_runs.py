@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from schemas import endpoints
-from schemas.approvals import ApprovalCreate, ApprovalWithdraw
+from schemas.approvals import ApprovalCreate, ApprovalRule, ApprovalWithdraw, RulesSet
 from schemas.errors import Ql3Error
 from schemas.identity import IdentityRegister, RoleBind, Subject
 from schemas.runs import RunCancel, RunList
 from schemas.tasks import TaskRun
+from schemas.triggers import TriggerCreate, TriggerSpec
 from services.kit.clock import WallClock
 from services.kit.ids import new_id
 from tests.approval.conftest import actor, console, gateway
@@ -86,3 +89,36 @@ async def test_an_agent_asks_and_its_run_is_made_once(house: House) -> None:
     await house.facts.until(lambda items: any(item.trigger_type == "approved_action" for item in items))  # type: ignore[attr-defined]
     listed = await house.bus.request(endpoints.RUNS_LIST, RunList(actor=now(console), project="default"))
     assert [run.trigger_type for run in listed.items] == ["approved_action"]
+
+
+async def test_a_scheduled_run_asks_ahead_and_starts_on_time(house: House) -> None:
+    rules = [ApprovalRule(name="prod", permission="run.start", labels={"env": "prod"}, ahead_ms=3_600_000)]
+    await house.bus.request(
+        endpoints.RULES_SET,
+        RulesSet(actor=now(console), project="default", expected_version=0, rules=rules, mutation_id=new_id()),
+    )
+    task = await house.task("deploy", needs_approval=False, labels={"env": "prod"})
+    due_ms = (WallClock().now_ms() // 1000 + 5) * 1000
+    for delay_ms in (0, 1_800_000):
+        once = TriggerSpec(kind="once", at_ms=due_ms + delay_ms)
+        await house.bus.request(
+            endpoints.TRIGGERS_CREATE,
+            TriggerCreate(actor=now(console), project="default", task=task.id, spec=once),
+        )
+    await house.facts.until(lambda items: len(held(items)) == 2)
+    waiting = {run.scheduled_for_ms: run for run in [await house.read(run_id) for run_id in held(house.facts.items)]}
+    soon, later = waiting[due_ms], waiting[due_ms + 1_800_000]
+    assert WallClock().now_ms() < due_ms
+    await house.decide(soon.id, "approved")
+    await house.decide(later.id, "rejected")
+    ended = await house.until(later.id, "cancelled")
+    assert (ended.error_code, ended.cancel_reason) == ("approval_rejected", "policy")
+    released = await house.until(soon.id, "queued")
+    assert released.queued_at_ms is not None
+    # Not when it was approved, but when it was due; the worker is given the exact instant.
+    assert released.queued_at_ms >= due_ms - 1_000
+
+
+def held(items: Sequence[object]) -> list[str]:
+    """The runs of which it was told that they wait."""
+    return sorted({item.run_id for item in items if item.status == "waiting_approval"})  # type: ignore[attr-defined]

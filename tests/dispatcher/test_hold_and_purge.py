@@ -10,7 +10,7 @@ import pytest
 from schemas.artifacts import PurgeRuns
 from schemas.errors import Ql3Error
 from schemas.runs import DispatchClose, RunRelease, RunReleaseAnswer
-from schemas.tasks import Execution, RetryPolicy, SecretRef, Terms, Variable
+from schemas.tasks import Execution, Overlap, RetryPolicy, SecretRef, Terms, Variable
 from services.dispatcher import holding, purging
 from services.dispatcher.store import holds
 from services.kit.ids import new_id
@@ -139,6 +139,58 @@ async def test_a_cancelled_hold_rings_no_more(ledger: Ledger) -> None:
     message, _ = await ledger.database.transact(lambda tx: holding.ring(tx, ledger.revisions))
     assert message is None
     assert (await release(ledger, run.id, "approved")).outcome == "not_waiting"
+
+
+async def ahead(ledger: Ledger, of: Any, by_ms: int) -> Any:
+    """A held run that may not start for so long."""
+    now = await ledger.database.read(lambda tx: tx.now_ms())
+    (run,) = await ledger.submit(of, hold=True, not_before_ms=now + by_ms)
+    return run
+
+
+HOUR = 3_600_000
+
+
+async def test_a_request_that_asks_ahead_lives_from_its_start_and_never_longer_than_a_day(ledger: Ledger) -> None:
+    soon = await ahead(ledger, revision(terms=Terms(approval_ttl_ms=HOUR)), HOUR)
+    late = await ahead(ledger, revision(terms=Terms()), 20 * HOUR)
+    too_late = await ahead(ledger, revision(terms=Terms()), 48 * HOUR)
+    message, _ = await ledger.database.transact(lambda tx: holding.ring(tx, ledger.revisions))
+    assert message is not None
+    orders = {order.request_id: order for order in message.requests}
+    assert orders[soon.id].expires_at_ms == soon.not_before_ms + HOUR
+    assert orders[soon.id].not_before_ms == soon.not_before_ms
+    assert orders[late.id].expires_at_ms == late.created_at_ms + 24 * HOUR
+    assert orders[late.id].not_before_ms == late.not_before_ms
+    # What is due after the end of its request is released when it is approved.
+    assert (orders[too_late.id].expires_at_ms, orders[too_late.id].not_before_ms) == (
+        too_late.created_at_ms + 24 * HOUR,
+        None,
+    )
+
+
+async def test_what_asks_ahead_is_in_nobodys_way_until_it_is_released(ledger: Ledger) -> None:
+    of = revision(terms=Terms(overlap=Overlap(policy="skip")))
+    early = await ahead(ledger, of, HOUR)
+    (other,) = await ledger.submit(of)
+    assert other.status == "queued"
+    # Its own time comes while the other one is not over.
+    answer = await release(ledger, early.id, "approved")
+    assert (answer.outcome, answer.run_status) == ("ended", "cancelled")
+    assert (await ledger.run(early.id)).error_code == "overlap_skipped"
+    await ledger.cancel(other.id)
+    again = await ahead(ledger, of, HOUR)
+    answer = await release(ledger, again.id, "approved")
+    assert (answer.outcome, answer.run_status) == ("released", "queued")
+
+
+async def test_what_asked_ahead_replaces_others_when_it_is_released(ledger: Ledger) -> None:
+    of = revision(terms=Terms(overlap=Overlap(policy="replace")))
+    early = await ahead(ledger, of, HOUR)
+    (other,) = await ledger.submit(of)
+    assert (await ledger.run(early.id)).status == "waiting_approval"
+    assert (await release(ledger, early.id, "approved")).run_status == "queued"
+    assert (await ledger.run(other.id)).status == "cancelled"
 
 
 async def test_a_purge_takes_whole_ended_runs_and_nothing_else(ledger: Ledger, hand: Hand) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
 
+from schemas.approvals import ApprovalRule
 from schemas.base import decode
 from schemas.errors import Ql3Error
 from schemas.identity import Actor, PolicyDecision, Subject
@@ -144,6 +145,7 @@ class Room:
         self.clock = clock
         self.ledger = ledger
         self.archived: set[str] = set()
+        self.rules: list[ApprovalRule] = []
         executions = Executions()
         self.projects = Projects(self._ask)
         self.catalogue = Catalogue(database, clock)
@@ -155,8 +157,26 @@ class Room:
         self.pruning = PruneLoop(database)
         self.desk = RunDesk(database, clock, executions, self.submitter)
 
-    async def _ask(self, project: str) -> PolicyDecision:
-        return ARCHIVED if project in self.archived else ALLOW
+    async def _ask(self, project: str, labels: Mapping[str, str]) -> PolicyDecision:
+        if project in self.archived:
+            return ARCHIVED
+        for rule in self.rules:
+            if all(labels.get(name) == value for name, value in rule.labels.items()):
+                return PolicyDecision(
+                    effect="require_approval",
+                    reasons=["project_rule"],
+                    project_version=1,
+                    binding_version=1,
+                    rule=rule.name,
+                    ahead_ms=rule.ahead_ms,
+                    has_rules=True,
+                )
+        return self.allow
+
+    @property
+    def allow(self) -> PolicyDecision:
+        """What a person's mutation was allowed with."""
+        return msgspec.structs.replace(ALLOW, has_rules=bool(self.rules))
 
     async def create(self, name: str, *triggers: TriggerSpec, **more: Any) -> Task:
         """A task with triggers."""
@@ -168,7 +188,7 @@ class Room:
             triggers=list(triggers),
             **more,
         )
-        return await self.catalogue.create(ask, ALLOW)
+        return await self.catalogue.create(ask, self.allow)
 
     async def update(self, task: Task, new: TaskSpec, **more: Any) -> Task:
         """Another revision of a task."""
@@ -180,21 +200,21 @@ class Room:
             spec=new,
             **more,
         )
-        return await self.catalogue.update(ask, ALLOW)
+        return await self.catalogue.update(ask, self.allow)
 
     async def enable(self, task: Task, enabled: bool) -> Task:
         """Enable or disable a task."""
         ask = TaskEnable(actor=ALICE, project=task.project, task=task.name, enabled=enabled)
-        return await self.catalogue.enable(ask, ALLOW)
+        return await self.catalogue.enable(ask, self.allow)
 
     async def delete(self, task: Task) -> Task:
         """Delete a task."""
-        return await self.catalogue.delete(TaskDelete(actor=ALICE, project=task.project, task=task.name), ALLOW)
+        return await self.catalogue.delete(TaskDelete(actor=ALICE, project=task.project, task=task.name), self.allow)
 
     async def enable_trigger(self, trigger: Trigger, enabled: bool) -> Trigger:
         """Enable or disable a trigger."""
         ask = TriggerEnable(actor=ALICE, project=trigger.project, trigger=trigger.id, enabled=enabled)
-        return await self.timetable.enable(ask, ALLOW)
+        return await self.timetable.enable(ask, self.allow)
 
     async def trigger(self) -> Trigger:
         """The one trigger of the project."""

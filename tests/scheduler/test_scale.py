@@ -9,6 +9,7 @@ import pytest
 
 from services.kit.clock import ManualClock
 from services.kit.database import Statement, Transaction
+from services.scheduler.projects import asked
 from services.scheduler.store import schedules
 from tests.fixtures_database import database_configs
 from tests.scheduler.conftest import PROJECT, Room, cron
@@ -68,7 +69,7 @@ async def test_what_is_due_is_admitted_in_batches_in_order(room: Room, clock: Ma
         return rows
 
     clock.advance(first + DUE * 1000 - clock.now_ms())
-    await room.projects.learn([PROJECT])
+    await room.projects.learn([asked(PROJECT)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schedules, "claim", counted)
         await room.look()

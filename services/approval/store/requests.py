@@ -19,7 +19,7 @@ _COLUMNS = (
     "r.action_ref, r.action_digest, r.preview_digest, r.preview, r.risk, r.requested_by_type, r.requested_by_id, "
     "r.requested_at_ms, r.expires_at_ms, r.decision_id, r.decision, r.decision_reason, r.decided_by_type, "
     "r.decided_by_id, r.decided_at_ms, r.consumption_id, r.dispatch_id, r.consumed_by_type, r.consumed_by_id, "
-    "r.consumed_at_ms, r.withdrawal_id, r.withdrawn_by_type, r.withdrawn_by_id, r.withdrawn_at_ms"
+    "r.consumed_at_ms, r.withdrawal_id, r.withdrawn_by_type, r.withdrawn_by_id, r.withdrawn_at_ms, r.not_before_ms"
 )
 _GET = Statement(f"SELECT {_COLUMNS} FROM approval_requests AS r WHERE r.id = $1")  # noqa: S608
 _LOCK = Statement(f"SELECT {_COLUMNS} FROM approval_requests AS r WHERE r.id = $1 {{for_update}}")  # noqa: S608
@@ -27,8 +27,8 @@ _MANY = id_set(f"SELECT {_COLUMNS} FROM approval_requests AS r WHERE r.id {{in:$
 _INSERT = Statement("""
     INSERT INTO approval_requests (id, project_id, version, state, mode, quorum, decider_role, rule, permission,
       action_type, action_ref, action_digest, preview_digest, preview, risk, requested_by_type, requested_by_id,
-      requested_at_ms, expires_at_ms)
-    VALUES ($1, $2, 1, 'pending', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
+      requested_at_ms, expires_at_ms, not_before_ms)
+    VALUES ($1, $2, 1, 'pending', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
     ON CONFLICT (id) DO NOTHING
 """)
 _UPDATE = Statement("""
@@ -48,6 +48,9 @@ _TO_CONSUME = Statement("""
     SELECT id FROM approval_requests
     WHERE state = 'approved' AND consume_after_ms <= $1 AND expires_at_ms > $2
     ORDER BY consume_after_ms, id LIMIT $3
+""")
+_NEXT_TO_CONSUME = Statement("""
+    SELECT min(consume_after_ms) AS at_ms FROM approval_requests WHERE state = 'approved' AND expires_at_ms > $1
 """)
 
 _DECISION = (
@@ -196,14 +199,17 @@ async def insert_many(tx: Transaction, made: Sequence[Request]) -> None:
                 r.requested_by.id,
                 r.requested_at_ms,
                 r.expires_at_ms,
+                r.not_before_ms,
             )
             for r in made
         ],
     )
 
 
-async def update(tx: Transaction, before: Request, after: Request) -> None:
-    """Store a step of the machine; what is approved is due at once. Raises `version_conflict` when the row has moved.
+async def update(tx: Transaction, before: Request, after: Request, *, wait_ms: int = 0) -> None:
+    """Store a step of the machine; what is approved is handed over after `wait_ms`.
+
+    Raises `version_conflict` when the row has moved.
 
     When to try something again is judged by the database's clock: a wall clock that is set back must not stop work.
     """
@@ -228,7 +234,7 @@ async def update(tx: Transaction, before: Request, after: Request) -> None:
         after.withdrawn_by.type if after.withdrawn_by else None,
         after.withdrawn_by.id if after.withdrawn_by else None,
         after.withdrawn_at_ms,
-        await tx.now_ms() if after.state == "approved" else None,
+        await tx.now_ms() + wait_ms if after.state == "approved" else None,
     )
     if changed != 1:
         raise Ql3Error("version_conflict")
@@ -237,6 +243,12 @@ async def update(tx: Transaction, before: Request, after: Request) -> None:
 async def to_consume(tx: Transaction, now_ms: int, limit: int) -> list[str]:
     """Approved requests, not expired at `now_ms` of the wall, whose action is to be handed over now."""
     return [row["id"] for row in await tx.fetch(_TO_CONSUME, await tx.now_ms(), now_ms, limit)]
+
+
+async def next_to_consume(tx: Transaction, now_ms: int) -> int | None:
+    """In how many milliseconds the next approved request is to be handed over; None when none waits."""
+    row = await tx.fetch_one(_NEXT_TO_CONSUME, now_ms)
+    return None if row is None or row["at_ms"] is None else max(0, row["at_ms"] - await tx.now_ms())
 
 
 async def consume_later(tx: Transaction, request_id: str, wait_ms: int, refusal: str) -> None:
@@ -416,6 +428,7 @@ def _plain_request(row: Row) -> Request:
         requested_by=Subject(type=row["requested_by_type"], id=row["requested_by_id"]),
         requested_at_ms=row["requested_at_ms"],
         expires_at_ms=row["expires_at_ms"],
+        not_before_ms=row["not_before_ms"],
         decision_id=row["decision_id"],
         decision=row["decision"],
         decision_reason=row["decision_reason"],

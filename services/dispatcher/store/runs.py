@@ -12,6 +12,7 @@ from services.kit.database import Row, Statement, Transaction, json_set
 _BY_KEYS = statement("SELECT <c> FROM runs WHERE project_id = $1 AND idempotency_key {in:$2}", c=columns(RunRecord))
 _OPEN_OF_TASK = Statement("""
     SELECT id, status FROM runs WHERE project_id = $1 AND task_id = $2 AND finished_at_ms IS NULL
+      AND NOT (status = 'waiting_approval' AND coalesce(not_before_ms, 0) > created_at_ms + $4)
     ORDER BY created_at_ms, id LIMIT $3
 """)
 _INPUTS = Statement("SELECT id, inputs FROM runs WHERE id {in:$1} AND inputs IS NOT NULL")
@@ -134,9 +135,15 @@ async def by_keys(tx: Transaction, project: str, keys: Iterable[str]) -> list[Ru
     return records(await tx.fetch(_BY_KEYS, project, json_set(keys)), RunRecord)
 
 
-async def open_of_task(tx: Transaction, project: str, task_id: str, limit: int) -> list[tuple[str, str]]:
-    """(id, status) of a task's runs that have not ended, oldest first."""
-    return [(row["id"], row["status"]) for row in await tx.fetch(_OPEN_OF_TASK, project, task_id, limit)]
+async def open_of_task(
+    tx: Transaction, project: str, task_id: str, limit: int, asks_ahead_ms: int
+) -> list[tuple[str, str]]:
+    """(id, status) of a task's runs that have not ended, oldest first.
+
+    Left out are those that wait for an approval longer than `asks_ahead_ms` before they may start.
+    """
+    rows = await tx.fetch(_OPEN_OF_TASK, project, task_id, limit, asks_ahead_ms)
+    return [(row["id"], row["status"]) for row in rows]
 
 
 async def inputs(tx: Transaction, run_ids: Iterable[str]) -> dict[str, str]:

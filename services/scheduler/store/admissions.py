@@ -56,6 +56,17 @@ _WITHDRAW_TASK = Statement("""
     WHERE task_id = $1 AND not_before_ms > $2 AND trigger_id IS NOT NULL AND status IN ('open', 'committed')
     RETURNING trigger_id, trigger_revision, scheduled_for_ms, run_id, project, task_id
 """)
+_ASKING = Statement("""
+    SELECT id, trigger_id, scheduled_for_ms FROM schedule_admissions
+    WHERE task_id = $1 AND not_before_ms > $2 AND scheduled_for_ms > $2 AND trigger_id IS NOT NULL
+      AND status IN ('open', 'committed')
+    ORDER BY id
+""")
+_TAKE_BACK = Statement("""
+    UPDATE schedule_admissions
+    SET status = 'withdrawing', scheduled_for_ms = NULL, ring_at_ms = $2, closed_at_ms = NULL, rings = 1
+    WHERE id {in:$1} AND status IN ('open', 'committed')
+""")
 _DUE = Statement("""
     SELECT id, run_id, project, task_id, task_revision, run_order, status, rings, created_at_ms
     FROM schedule_admissions WHERE ring_at_ms <= $1
@@ -122,6 +133,16 @@ async def withdraw_of_trigger(tx: Transaction, trigger_id: str, now_ms: int, rin
 async def withdraw_of_task(tx: Transaction, task_id: str, now_ms: int, ring_at_ms: int) -> list[Row]:
     """The same for all triggers of a task."""
     return await tx.fetch(_WITHDRAW_TASK, task_id, now_ms, ring_at_ms)
+
+
+async def asking(tx: Transaction, task_id: str, beyond_ms: int) -> list[Row]:
+    """A task's runs that ask ahead of their time for instants later than this one."""
+    return await tx.fetch(_ASKING, task_id, beyond_ms)
+
+
+async def take_back(tx: Transaction, ids: Sequence[str], ring_at_ms: int) -> None:
+    """These runs are not to be; their instants are free to be admitted again."""
+    await tx.execute(_TAKE_BACK, json_set(ids), ring_at_ms)
 
 
 async def due(tx: Transaction, now_ms: int, limit: int) -> list[Row]:

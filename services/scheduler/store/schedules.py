@@ -49,6 +49,14 @@ _NEXT_WAKE = Statement("SELECT min(wake_at_ms) AS wake_at_ms FROM schedules WHER
 _WAKE_PROJECT = Statement("""
     UPDATE schedules SET wake_at_ms = $2 WHERE project = $1 AND stopped_by = 'project_archived' AND wake_at_ms > $2
 """)
+_WAKE_ALL = Statement("UPDATE schedules SET wake_at_ms = $2 WHERE project = $1 AND wake_at_ms > $2")
+_TAKEN_BACK = Statement("""
+    UPDATE schedules SET decided_through_ms = $2, last_scheduled_at_ms = NULL,
+      wake_at_ms = CASE WHEN stopped_by IS NULL THEN $3 ELSE wake_at_ms END,
+      version = version + 1, updated_at_ms = $3
+    WHERE trigger_id = $1 AND decided_through_ms > $2
+""")
+_LOOK_NOW = Statement("UPDATE schedules SET wake_at_ms = $2 WHERE task_id = $1 AND wake_at_ms > $2")
 _AHEAD = Statement(f"""
     SELECT {_CLAIMED} FROM schedules s WHERE s.trigger_id > $1 AND s.decided_through_ms > $2
     ORDER BY s.trigger_id LIMIT $3 {{for_update}}
@@ -143,9 +151,19 @@ async def next_wake(tx: Transaction) -> int | None:
     return row["wake_at_ms"] if row else None
 
 
-async def wake_project(tx: Transaction, project: str, now_ms: int) -> None:
-    """A project changed: look again at what waits for its return."""
-    await tx.execute(_WAKE_PROJECT, project, now_ms)
+async def wake_project(tx: Transaction, project: str, now_ms: int, *, all_of_it: bool = False) -> None:
+    """A project changed: look again at what waits for its return, or at all of it when its rules changed."""
+    await tx.execute(_WAKE_ALL if all_of_it else _WAKE_PROJECT, project, now_ms)
+
+
+async def look_now(tx: Transaction, task_id: str, now_ms: int) -> None:
+    """A task changed in a project with rules: they may say something else about its next runs."""
+    await tx.execute(_LOOK_NOW, task_id, now_ms)
+
+
+async def taken_back(tx: Transaction, trigger_id: str, through_ms: int, now_ms: int) -> None:
+    """What lay ahead of this instant is open again."""
+    await tx.execute(_TAKEN_BACK, trigger_id, through_ms, now_ms)
 
 
 async def ahead_of(tx: Transaction, after_id: str, now_ms: int, limit: int) -> list[Row]:
