@@ -78,9 +78,9 @@ from services.dispatcher import (
     submission,
 )
 from services.dispatcher.gathering import Gatherer
-from services.dispatcher.placing import Offer
+from services.dispatcher.placing import Offer, Placed
 from services.dispatcher.recovery import Step
-from services.dispatcher.reporting import Sent
+from services.dispatcher.reporting import Sent, Settled
 from services.dispatcher.store import ended, runs
 from services.dispatcher.store.revisions import Revisions
 from services.dispatcher.submission import Outcome
@@ -88,7 +88,7 @@ from services.dispatcher.turns import look, pause_s, with_now
 from services.kit.bus import Bus, Caller, Route
 from services.kit.clock import Clock
 from services.kit.config import Config
-from services.kit.database import Database, DatabaseUnavailable, UniqueViolation
+from services.kit.database import Database, DatabaseUnavailable, Transaction, UniqueViolation
 from services.kit.dispatches import closing_route
 from services.kit.health import Health
 from services.kit.loops import Loop
@@ -254,7 +254,12 @@ class DispatcherService:
         # Without a reason to place anything, a look that writes nothing.
         if not asked and not await self._database.read(lambda tx: runs.lanes(tx, "", 1)):
             return False
-        placed = await self._database.transact(lambda tx: placing.place(tx, self._revisions, self._lane))
+        return self._placed(await self._database.transact(self._fill_seats))
+
+    async def _fill_seats(self, tx: Transaction) -> Placed:
+        return await placing.place(tx, self._revisions, self._lane)
+
+    def _placed(self, placed: Placed) -> bool:
         self._lane = placed.last_lane
         self._send_offers(placed.offers)
         self._asked |= placed.more
@@ -335,8 +340,23 @@ class DispatcherService:
         self, messages: list[ReportAttempts], batch: list[int], errors: list[BaseException | None]
     ) -> None:
         sent = [Sent(messages[i].fence, report) for i in batch for report in messages[i].reports]
+        fills = self._database.dialect == "sqlite"
+
+        async def settle(tx: Transaction) -> tuple[Settled, Placed | None]:
+            settled = await reporting.settle(tx, sent, random.random)
+            # The next runs get the slots at once where another transaction would only stand in line behind this one.
+            # With several writers it would hold the ended runs while it waits for limits that a submission holds.
+            return settled, await self._fill_seats(tx) if fills and settled.ended else None
+
         try:
-            settled = await self._database.transact(lambda tx: reporting.settle(tx, sent, random.random))
+            try:
+                settled, placed = await self._database.transact(settle)
+            except Exception as error:
+                if not fills or isinstance(error, DatabaseUnavailable):
+                    raise
+                log.warning("reports are settled without placing", exc_info=True)
+                fills = False
+                settled, placed = await self._database.transact(settle)
         except Exception as error:
             if len(batch) > 1 and not isinstance(error, DatabaseUnavailable):
                 for index in batch:
@@ -345,7 +365,10 @@ class DispatcherService:
             for index in batch:
                 errors[index] = error
             return
-        if settled.ended:
+        if placed is not None:
+            if self._placed(placed):
+                self._placing.ring()
+        elif settled.ended:
             self._ask_to_place()
         if settled.retrying:
             self._timing.ring()
