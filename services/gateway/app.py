@@ -9,20 +9,30 @@ from litestar import Litestar, Request, Response
 from litestar.config.app import AppConfig
 from litestar.handlers import HTTPRouteHandler
 
+from schemas.identity import DEFAULT_PROJECT
 from services.gateway import hooks
 from services.gateway.desk import Desk
 from services.gateway.front import App, Front
 from services.gateway.openapi import page, specification
 from services.gateway.operations import PREFIX
 from services.gateway.panel import files
+from services.gateway.peers import peer_of
 from services.gateway.routes import ALL
-from services.gateway.serve import handlers, on_error
+from services.gateway.serve import handlers, headers_of, on_error
+from services.kit import metrics
 
 
 def create_app(desk: Desk) -> Front:
     """The ASGI application of one gateway."""
     app = Litestar(
-        route_handlers=[*handlers(ALL, desk), hooks.handler(desk), *_probes(desk), *_description(), *files.handlers()],
+        route_handlers=[
+            *handlers(ALL, desk),
+            hooks.handler(desk),
+            *_probes(desk),
+            _metrics(desk),
+            *_description(),
+            *files.handlers(),
+        ],
         exception_handlers={Exception: on_error},
         openapi_config=None,
         debug=False,
@@ -52,6 +62,19 @@ def _probes(desk: Desk) -> list[HTTPRouteHandler]:
     return [plain_handler("/livez", livez), plain_handler("/readyz", readyz)]
 
 
+def _metrics(desk: Desk) -> HTTPRouteHandler:
+    """The numbers of this process, for whoever may read the runs of the default project."""
+
+    async def read(request: Request[Any, Any, Any]) -> Response[Any]:
+        caller = await desk.authenticator.authenticate("GET", headers_of(request), peer_of(request.scope, desk.proxies))
+        await desk.policy.require(caller.actor, DEFAULT_PROJECT, "run.read")
+        return Response(
+            await metrics.exposition(), media_type=metrics.CONTENT_TYPE, headers={"Cache-Control": "no-store"}
+        )
+
+    return plain_handler("/metrics", read)
+
+
 def _description() -> list[HTTPRouteHandler]:
     async def openapi_json(request: Request[Any, Any, Any]) -> Response[Any]:
         return Response(msgspec.json.encode(specification()), media_type="application/json")
@@ -63,6 +86,6 @@ def _description() -> list[HTTPRouteHandler]:
 
 
 def plain_handler(path: str, run: Any) -> HTTPRouteHandler:
-    """A handler outside the table of operations: it asks nobody who they are."""
+    """A handler outside the table of operations: whether somebody must be signed in is its own matter."""
     run.__annotations__ = {"request": Request, "return": Response}
     return HTTPRouteHandler(path, http_method=["GET", "HEAD"], include_in_schema=False)(run)

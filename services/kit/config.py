@@ -46,7 +46,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     gateway_requests: Annotated[int, Meta(ge=1, le=4096)] = 64
     """Requests worked on at once; as many open streams are allowed besides."""
     probe_listen: str | None = None
-    """`host:port` of `/livez` and `/readyz` in `ql3 serve`, for the probes of a container; none when absent."""
+    """`host:port` of `/livez`, `/readyz` and `/metrics` in `ql3 serve`, for machines; none when absent."""
     database_url: str = ""
     database_password: str | None = None
     database_credentials: Path | None = None

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
 
 from schemas.endpoints import HEALTH
 from schemas.system import HealthAnswer, HealthRead
+from services.kit import metrics
 from services.kit.bus import Caller, Route
 
 Check = Callable[[], Sequence[str]]
 """Says why something is not ready, one sentence each; nothing when it is."""
 
+JSON: Final = "application/json"
 PROBE_BYTES: Final = 4096
 PROBE_S: Final = 5.0
 
@@ -53,7 +55,7 @@ class Health:
 
 
 class ProbeServer:
-    """`GET /livez` and `GET /readyz` for probes of a container; answers nothing else and reads at most 4 KiB.
+    """`GET /livez`, `/readyz` and `/metrics` on a port for machines; answers nothing else and reads at most 4 KiB.
 
     Liveness is that this answers at all: a loop that hangs does not. Reasons of readiness are in the answer's body.
     """
@@ -85,10 +87,9 @@ class ProbeServer:
         try:
             async with asyncio.timeout(PROBE_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-                status, body = self._respond(head.split(b"\r\n", 1)[0])
-                payload = msgspec.json.encode(body)
+                status, kind, payload = await self._respond(head.split(b"\r\n", 1)[0])
                 writer.write(
-                    f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n"
+                    f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(payload)}\r\n"
                     "Connection: close\r\n\r\n".encode()
                     + payload
                 )
@@ -98,14 +99,17 @@ class ProbeServer:
         finally:
             writer.close()
 
-    def _respond(self, line: bytes) -> tuple[str, dict[str, Any]]:
+    async def _respond(self, line: bytes) -> tuple[str, str, bytes]:
         method, _, rest = line.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if method not in (b"GET", b"HEAD"):
-            return "405 Method Not Allowed", {}
+            return "405 Method Not Allowed", JSON, b"{}"
         if path == b"/livez":
-            return "200 OK", {"alive": True}
+            return "200 OK", JSON, b'{"alive":true}'
         if path == b"/readyz":
             reasons = self._health.ready()
-            return ("503 Service Unavailable" if reasons else "200 OK"), {"ready": not reasons, "reasons": reasons}
-        return "404 Not Found", {}
+            status = "503 Service Unavailable" if reasons else "200 OK"
+            return status, JSON, msgspec.json.encode({"ready": not reasons, "reasons": reasons})
+        if path == b"/metrics":
+            return "200 OK", metrics.CONTENT_TYPE, await metrics.exposition()
+        return "404 Not Found", JSON, b"{}"

@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 
 from schemas.errors import Ql3Error
+from services.kit.metrics import LOOP_ERRORS
 
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 5.0
@@ -108,6 +109,7 @@ class Loop:
 
     async def _failed(self, error: BaseException) -> float:
         self.failures += 1
+        LOOP_ERRORS.labels(self.name).inc()
         wait_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self.failures - 1, 10))
         details = None if isinstance(error, Ql3Error | asyncio.CancelledError) else error
         log.warning("step failed", loop=self.name, failures=self.failures, error=_name(error), exc_info=details)

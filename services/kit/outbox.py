@@ -25,6 +25,7 @@ BELL: Final = "outbox"
 FALLBACK_S: Final = 1.0
 """How often the relay looks without a bell: for rows of another process, or of an earlier life of this one."""
 PRUNE_EVERY_S: Final = 60.0
+BACKLOG_MAX: Final = 100_000
 _BACKOFF_MIN_MS = 50
 _BACKOFF_MAX_MS = 2_000
 _PRUNE_ROWS = 500
@@ -177,6 +178,17 @@ class Relay:
     async def _mark(self, tx: Transaction, keys: list[str | int]) -> None:
         if keys:
             await tx.execute(_MARK, await tx.now_ms(), msgspec.json.encode(keys).decode())
+
+
+_BACKLOG = Statement(f"""
+    SELECT count(*) AS count FROM (SELECT 1 FROM outbox WHERE published_at_ms IS NULL LIMIT {BACKLOG_MAX}) AS waiting
+""")  # noqa: S608
+
+
+async def backlog(tx: Transaction) -> int:
+    """How many rows wait for the bus, counted up to `BACKLOG_MAX`."""
+    row = await tx.fetch_one(_BACKLOG)
+    return int(row["count"]) if row else 0
 
 
 # Feed.

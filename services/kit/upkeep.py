@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.kit import audit, outbox
+from services.kit import audit, metrics, outbox
 from services.kit.database import Database
 from services.kit.loops import Loop
 
@@ -10,6 +10,11 @@ from services.kit.loops import Loop
 def upkeep(database: Database, publisher: outbox.Publisher) -> list[Loop]:
     """The outbox's relay and pruner and the audit's sealer, not started yet. Start them with the service, stop them
     after its own loops, so that what those committed last still goes out."""
+
+    async def count_backlog() -> None:
+        metrics.OUTBOX.labels(database.service).set(await database.read(outbox.backlog))
+
+    metrics.look_at(f"outbox of {database.service}", count_backlog)
     relay, pruner, sealer = outbox.Relay(database, publisher), outbox.Pruner(database), audit.Sealer(database)
     return [
         Loop("outbox-relay", relay.step, every_s=outbox.FALLBACK_S, bell=relay.bell),

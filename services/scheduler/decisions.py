@@ -21,6 +21,10 @@ TASK_DISABLED: Final = "task_disabled"
 PROJECT_ARCHIVED: Final = "project_archived"
 BLOCKED_BY_OVERLAP: Final = "blocked_by_overlap"
 INPUTS_REFUSED: Final = "inputs_refused"
+CAUSES: Final = frozenset({
+    SCHEDULER_DOWN, PAUSED, TRIGGER_DISABLED, TASK_DISABLED, PROJECT_ARCHIVED, BLOCKED_BY_OVERLAP, INPUTS_REFUSED,
+})  # fmt: skip
+"""Why an instant did not become a run. Besides, an order that the dispatcher refused has its error's code."""
 
 _RECENT: Final = 2_048
 """Instants looked at one by one in one decision; what is older than the grace is counted as a span instead."""

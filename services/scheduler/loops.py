@@ -11,6 +11,7 @@ import structlog
 from schemas.errors import Ql3Error
 from schemas.limits import BATCH_ITEMS
 from schemas.runs import TriggerType
+from services.kit import metrics
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction
 from services.kit.ids import new_id
@@ -22,7 +23,7 @@ from services.scheduler.parameters import check_inputs
 from services.scheduler.projects import Asked, Projects, asked
 from services.scheduler.store import admissions, schedules
 from services.scheduler.store import tasks as task_store
-from services.scheduler.submitting import ANSWER_MS, Submitter, admission_of, queue_orders
+from services.scheduler.submitting import ANSWER_MS, Submitter, admission_of, count_fires, queue_orders
 from services.scheduler.timetable import go_on, missed_row, moved, record_missed, stop
 from services.scheduler.triggers import Span, stored_plan
 
@@ -53,6 +54,8 @@ class _Round:
     missed: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     postponed: list[str] = field(default_factory=list[str])
     unknown: set[Asked] = field(default_factory=set[Asked])
+    starts: dict[str, int] = field(default_factory=dict[str, int])
+    """By order, when it was to be admitted: its instant with its jitter."""
 
     @property
     def room(self) -> int:
@@ -82,6 +85,7 @@ class AdmissionLoop:
         now_ms = self._clock.now_ms()
         await self._watch_clock(now_ms)
         done = await self._database.transact(lambda tx: self._admit(tx, now_ms))
+        self._count(done)
         await self._submitter.post(done.admissions)
         if done.unknown:
             await self._projects.learn(sorted(done.unknown))
@@ -92,6 +96,14 @@ class AdmissionLoop:
         if wake_ms is None:
             return SLEEP_S
         return min(SLEEP_S, max(0.0, (wake_ms - self._clock.now_ms()) / 1000))
+
+    def _count(self, done: _Round) -> None:
+        if not done.admissions:
+            return
+        count_fires(done.admissions)
+        now_ms = self._clock.now_ms()
+        for admission in done.admissions:
+            metrics.LATENESS.observe(max(0, now_ms - done.starts[admission.order.order_id]) / 1000)
 
     async def _watch_clock(self, now_ms: int) -> None:
         last_ms = self._last_ms
@@ -192,8 +204,8 @@ class AdmissionLoop:
                 # The task was edited since, and takes these inputs no more.
                 missed += [Missed(INPUTS_REFUSED, Span(fire.instant_ms, fire.instant_ms, 1)) for fire in fires]
             else:
-                done.admissions += [
-                    for_fire(
+                for fire in fires:
+                    admission = for_fire(
                         pinned,
                         trigger_id=row["trigger_id"],
                         trigger_revision=row["trigger_revision"],
@@ -206,8 +218,8 @@ class AdmissionLoop:
                         not_before_ms=fire.not_before_ms,
                         hold=hold,
                     )
-                    for fire in fires
-                ]
+                    done.admissions.append(admission)
+                    done.starts[admission.order.order_id] = fire.instant_ms + plan.jitter_ms(fire.instant_ms)
         done.moves.append(moved(row["trigger_id"], decision, done.now_ms))
         done.missed += [missed_row(row, row["trigger_revision"], part, done.now_ms) for part in missed]
 

@@ -27,7 +27,7 @@ from services.scheduler.projects import Projects, asked
 from services.scheduler.store import admissions as admission_store
 from services.scheduler.store import schedules, tasks
 from services.scheduler.store import triggers as store
-from services.scheduler.submitting import ANSWER_MS, OVERLAPPED, Submitter
+from services.scheduler.submitting import ANSWER_MS, OVERLAPPED, Submitter, count_fires
 
 SOURCE: Final = "dispatcher"
 TOGETHER_MS: Final = 30_000
@@ -334,7 +334,9 @@ class Occasions:
             return []
         rows = [admission.row() for admission in made]
         new = await admission_store.insert(tx, rows, await tx.now_ms() + ANSWER_MS, self._clock.now_ms())
-        return [admission for admission in made if admission.order.order_id in new]
+        stored = [admission for admission in made if admission.order.order_id in new]
+        tx.after_commit(lambda: count_fires(stored))
+        return stored
 
 
 class ChainLoop:

@@ -8,6 +8,7 @@ what became of it. Only an answer closes an order.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from schemas.errors import Ql3Error
 from schemas.limits import BATCH_ITEMS
 from schemas.runs import RunOrder, SubmitAnswer, SubmitRuns, Submitted
 from schemas.subjects import command
-from services.kit import outbox
+from services.kit import metrics, outbox
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction
 from services.kit.orders import next_ring_ms
@@ -151,6 +152,12 @@ class Submitter:
             part = Missed(cause, Span(instant, instant, 1))
             missed.append(missed_row(row, row["trigger_revision"], part, self._clock.now_ms()))
         await record_missed(tx, missed)
+
+
+def count_fires(admissions: Sequence[Admission]) -> None:
+    """Committed orders of triggers, for who watches."""
+    for kind, count in Counter(admission.order.trigger_type for admission in admissions).items():
+        metrics.FIRES.labels(kind).inc(count)
 
 
 async def admission_of(tx: Transaction, executions: Executions, row: Row) -> Admission:

@@ -24,7 +24,7 @@ from schemas.triggers import (
     TriggerUpdate,
     WebhookRotate,
 )
-from services.kit import audit, outbox
+from services.kit import audit, metrics, outbox
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction, UniqueViolation
 from services.kit.ids import new_id
@@ -32,7 +32,7 @@ from services.scheduler import ahead
 from services.scheduler import triggers as rules
 from services.scheduler.bells import BELL, CHAIN_BELL, RING_BELL
 from services.scheduler.chains import refuse_cycle
-from services.scheduler.decisions import Decision, Missed, begin, settle_stop
+from services.scheduler.decisions import CAUSES, Decision, Missed, begin, settle_stop
 from services.scheduler.parameters import check_inputs
 from services.scheduler.store import admissions as admission_store
 from services.scheduler.store import schedules
@@ -87,6 +87,7 @@ def missed_row(row: Row, trigger_revision: int, missed: Missed, now_ms: int) -> 
 async def record_missed(tx: Transaction, rows: list[dict[str, Any]]) -> None:
     """Count missed instants and tell it."""
     await store.record_missed(tx, rows)
+    tx.after_commit(lambda: _count_missed(rows))
     await outbox.facts(
         tx,
         [
@@ -107,6 +108,13 @@ async def record_missed(tx: Transaction, rows: list[dict[str, Any]]) -> None:
             for row in rows
         ],
     )
+
+
+def _count_missed(rows: list[dict[str, Any]]) -> None:
+    # Orders refused by the dispatcher are missed for its error code; those are many, so they share a label.
+    for row in rows:
+        cause = row["cause"] if row["cause"] in CAUSES else "refused"
+        metrics.MISSED.labels(cause).inc(row["count"])
 
 
 async def plan_of(tx: Transaction, trigger_id: str, anchor_ms: int) -> Plan:

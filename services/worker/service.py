@@ -41,6 +41,7 @@ from schemas.workers import (
     RetireArtifacts,
     SessionFence,
 )
+from services.kit import metrics
 from services.kit.artifacts import open_artifacts
 from services.kit.bus import Bus, Caller, Delivery, Route, Subscription
 from services.kit.clock import Clock
@@ -137,12 +138,17 @@ class WorkerService:
                 Route(LOG_FOLLOW.bound(self.id), self.follow_log),
             ]
             await self._bus.serve(NAME, VERSION, routes)
+            metrics.look_at("slots of the worker", self._count_slots)
             await self.intake.loop.start()
             await self.session.loop.start()
             await self._sweeping.start()
         except BaseException:
             await self.stop()
             raise
+
+    async def _count_slots(self) -> None:
+        metrics.SLOTS_USED.set(len(self.holdings.beats()))
+        metrics.SLOTS.set(self._config.slots)
 
     async def stop(self) -> None:
         """Take no more; give what runs up to 10 s; leave the rest to the host, or end it first (`stop_runs`)."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import httpx
 
-from services.cli.client import Client
+from services.cli.client import Client, find
 from services.gateway.hooks import sign
 from tests.e2e.box import PROJECT, Box, all_ended, eventually
+from tests.metrics import read
 
 FILES = """
 name: first
@@ -109,6 +110,16 @@ def test_triggers_besides_the_calendar(box: Box, tmp_path: Path) -> None:
         assert (restored["revision"], restored["spec"]) == (3, before["spec"])
         assert len(json.loads(box.ql3("task", "history", "first", "--json").stdout)["items"]) == 3
         boots = len(runs(client, "second", "boot"))
+
+        # What the box counted about all this.
+        url, token = find(box.data)
+        assert httpx.get(f"{url}/metrics").status_code == 401
+        numbers = read(httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}).text)
+        assert {key[1] for key in numbers if key[0] == "ql3_outbox_backlog"} >= {"scheduler", "dispatcher", "gateway"}
+        assert numbers["ql3_fires_admitted_total", "backfill"] == 3
+        assert numbers["ql3_fires_admitted_total", "webhook"] == 1
+        assert numbers["ql3_runs_settled_total", "succeeded"] >= 5
+        assert numbers[("ql3_worker_slots",)] >= 8
 
     # The system's start.
     assert box.stop() == 0

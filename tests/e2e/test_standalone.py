@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.standalone import Standalone, free_port, ql3_standalone
 from tests.e2e.box import PROJECT, all_ended, eventually
+from tests.metrics import read
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -43,6 +44,8 @@ def test_a_service_answers_its_probes(installation: Standalone) -> None:
     assert status("/livez") == 200
     eventually(lambda: status("/readyz") == 200, "it is ready")
     assert status("/anything") == 404
+    numbers = read(httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text)
+    assert numbers["ql3_outbox_backlog", "vault"] == 0
 
 
 def test_a_secret_and_an_approval_work_across_processes(installation: Standalone) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from schemas import subjects
-from schemas.runs import AttemptEnded, EventFact, LogFact, RunChanged
+from schemas.runs import RUN_TERMINAL, AttemptEnded, EventFact, LogFact, RunChanged
 from services.dispatcher.records import (
     ATTEMPT_EDGES,
     AttemptRecord,
@@ -22,7 +22,7 @@ from services.dispatcher.records import (
     PolicyRecord,
     RunRecord,
 )
-from services.kit import outbox
+from services.kit import metrics, outbox
 from services.kit.database import Row, Statement, Transaction, json_set
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -207,7 +207,20 @@ async def write(tx: Transaction, changes: Sequence[Change], inputs: dict[str, st
     if batch.settled:
         await tx.execute(_SETTLE_CANCELLATIONS, now, json_set(batch.settled))
     await outbox.facts(tx, batch.facts)
+    tx.after_commit(lambda: _count(changes))
     return after
+
+
+def _count(changes: Sequence[Change]) -> None:
+    for before, after in changes:
+        if after.run.status in RUN_TERMINAL and (before is None or before.run.status != after.run.status):
+            metrics.SETTLED.labels(after.run.status).inc()
+        if _lost(after) and not (before is not None and _lost(before)):
+            metrics.LOST.inc()
+
+
+def _lost(case: Case) -> bool:
+    return case.attempt is not None and case.attempt.status == "lost"
 
 
 class _Batch:

@@ -17,6 +17,7 @@ from schemas.errors import REGISTRY, Ql3Error
 from schemas.limits import BATCH_ITEMS, RPC_TIMEOUT_S
 from schemas.subjects import ack
 from schemas.system import ErrorAnswer, OrdersAck
+from services.kit import metrics
 from services.kit.bus import dead
 from services.kit.bus.connection import (
     BACKOFF_MAX_S,
@@ -297,6 +298,7 @@ class Bus:
         subject = dead.dead_subject(service, reason)
         (failure,) = await self.publish_many([(subject, dead.dead_payload(message), headers)])
         if failure is None:
+            metrics.DEAD.labels(service).inc()
             log.error("an order was buried", subject=message.subject, reason=reason, deliveries=deliveries)
         return failure is None
 
