@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from schemas.ids import is_id
+from services.kit import whole_files
 
 _CANNOT_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
 
@@ -63,7 +64,7 @@ def prepare_root(root: Path) -> None:
     """Make the root and each missing directory above it, 0700, and check it."""
     if not root.is_absolute():
         raise ValueError("the artifact root is an absolute path")
-    _make_directory(root)
+    whole_files.make_folders(root)
     os.chmod(root, 0o700)
     _check_root(root)
 
@@ -85,6 +86,8 @@ def publish(source: Path, root: Path, artifact_id: str) -> None:
     # A repeat after the source was dropped has nothing to do; only then may the source be missing.
     if os.path.lexists(target):
         return
+    if not stat.S_ISREG(source.lstat().st_mode):
+        raise UnsafeArtifactError  # a link to it would be linked, not what it points to
     try:
         os.link(source, target, follow_symlinks=False)
     except FileExistsError:
@@ -197,15 +200,6 @@ def _copy_once(source: Path, target: Path) -> None:
                 os.link(temporary, target, follow_symlinks=False)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def _make_directory(path: Path) -> None:
-    # makedirs gives the directories between the umask's mode; each of ours is 0700.
-    if path.is_dir():
-        return
-    _make_directory(path.parent)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
 
 
 def _check_root(root: Path) -> None:

@@ -139,7 +139,7 @@ class NatsServer:
 
     def _prepare(self) -> None:
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            whole_files.make_folders(self.folder)
             self.folder.chmod(0o700)
             self._passwords = self._load_passwords()
             whole_files.replace(self.folder / "nats-server.conf", render_config(self._config()).encode())

@@ -14,6 +14,7 @@ identity.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -81,7 +82,12 @@ class ObjectArtifacts:
     def publish(self, worker: str, artifact_id: str, source: Path) -> None:
         """Put what is missing of a file, segment by segment."""
         prefix = _prefix(worker, artifact_id)
-        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise UnsafeArtifactError from error
+            raise
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):

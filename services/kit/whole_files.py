@@ -6,6 +6,7 @@ never replaces what stands. The folder is synced too, so that the name outlives 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable
@@ -30,6 +31,17 @@ def create(path: Path, content: bytes, *, mode: int = 0o600) -> bool:
 
     _publish(path, content, mode, link)
     return made
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder and each missing one above it, all for their owner alone. Raises `OSError`.
+
+    `parents=True` would give those above it whatever the umask leaves.
+    """
+    if not path.is_dir():
+        make_folders(path.parent)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
 
 
 def _publish(path: Path, content: bytes, mode: int, place: Callable[[Path], None]) -> None:

@@ -7,9 +7,7 @@ host's receipts, or here) before it is told; its journal row goes before the hos
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +23,7 @@ from services.worker import attempt as rules
 from services.worker import store
 from services.worker.attempt import END_SEQUENCE, Held, Receipt
 from services.worker.hostlink import Exit, HostLink, News, RefusedStart, Started
-from services.worker.logs import Logs, SendChunk, log_size
+from services.worker.logs import Logs, SendChunk, log_digest, log_size
 from services.worker.place import Directories
 from services.worker.reports import Reports, Send
 
@@ -360,7 +358,7 @@ class Holdings:
             del self._kept[name]
         if self._to_digest:
             held, told = self._to_digest[0]
-            digest = await asyncio.to_thread(_digest, self._directories.logs / f"{held.attempt_id}.log")
+            digest = await asyncio.to_thread(log_digest, self._directories.logs, held.attempt_id)
             self._to_digest.pop(0)
             body = msgspec.json.decode(told.body, type=ReportBody)
             if digest is not None and body.log is not None:
@@ -454,11 +452,3 @@ _SENTENCES: Final = {
     "process_limit": "The machine allows no more processes.",
     "memory_exhausted": "The machine has no memory for another process.",
 }
-
-
-def _digest(path: Path) -> str | None:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import stat
 import time
@@ -59,6 +60,8 @@ def read_piece(directory: Path, attempt_id: str, offset: int, length: int) -> Pi
         fd = os.open(directory / f"{attempt_id}.log", flags)
     except FileNotFoundError:
         return None
+    except OSError as error:  # a link in its place: commands can reach this directory
+        raise Ql3Error("unavailable", "The log is not a regular file.") from error
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
@@ -75,9 +78,24 @@ def read_piece(directory: Path, attempt_id: str, offset: int, length: int) -> Pi
 
 
 def log_size(directory: Path, attempt_id: str) -> int:
-    """How many bytes of an attempt's output are here; 0 when there is no file. Blocking."""
-    piece = read_piece(directory, attempt_id, 0, 0)
+    """How many bytes of an attempt's output are here; 0 when there is no such file. Blocking."""
+    try:
+        piece = read_piece(directory, attempt_id, 0, 0)
+    except Ql3Error:
+        return 0
     return piece.total if piece else 0
+
+
+def log_digest(directory: Path, attempt_id: str) -> str | None:
+    """SHA-256 of an attempt's output, or None when there is no such file. Blocking, as long as reading it takes."""
+    try:
+        fd = os.open(directory / f"{attempt_id}.log", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
 
 
 class Logs:
@@ -213,7 +231,12 @@ class Logs:
     async def _push_one(self, name: str, follow: _Follow) -> bool:
         """Send what is new, at most a megabyte; True when there is more."""
         for _ in range(CHUNKS_A_TURN):
-            piece = await asyncio.to_thread(read_piece, self._directory, name, follow.offset, limits.LIVE_CHUNK_BYTES)
+            try:
+                piece = await asyncio.to_thread(
+                    read_piece, self._directory, name, follow.offset, limits.LIVE_CHUNK_BYTES
+                )
+            except Ql3Error:
+                return False  # whoever follows asks for a range, and is told
             if piece is None or not piece.data:
                 return False
             await self._send(follow.subject, LogChunk(offset=piece.start, data=piece.data))
@@ -268,7 +291,13 @@ class Logs:
             self._store.publish(self._worker, attempt_id, self._directory / f"{attempt_id}.log")
         except FileNotFoundError:
             return None  # it was dropped: the store has it
-        except (OSError, UnsafeArtifactError) as error:
+        except ArtifactsAwayError as error:
+            return error
+        except UnsafeArtifactError:
+            # Its command has put something else in its place; no repeat makes a log of that.
+            log.error("what lies in the place of a log is none; it is not published", attempt=attempt_id)
+            return None
+        except OSError as error:
             return error
         return None
 

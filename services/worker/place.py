@@ -53,7 +53,7 @@ class Directories:
     def own(self) -> None:
         """Make them, and be their only owner until `release` or the end of the process. Raises `setup_invalid`."""
         for path in (self.root, self.host, self.logs, self.work):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            whole_files.make_folders(path)
             if path.is_symlink():
                 raise Ql3Error("setup_invalid", "A directory of the worker is a symbolic link.", field="QL3_DATA")
             path.chmod(0o700)

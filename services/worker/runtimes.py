@@ -84,7 +84,7 @@ class Runtimes:
             "python": about.requires_python if about else None,
         }
         place = self._root / f"{runtime.kind}-{hashlib.sha256(_canonical(wanted)).hexdigest()[:32]}"
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        whole_files.make_folders(place)
         run, environment = _run(place, runtime, command)
         marker = place / READY
         if marker.exists():

@@ -143,7 +143,7 @@ def test_only_a_regular_file_is_published(store: ObjectArtifacts, source: Path, 
         store.publish("w1", new_id(), source)
     link = tmp_path / "link"
     link.symlink_to("/etc/hostname")
-    with pytest.raises(OSError):
+    with pytest.raises(UnsafeArtifactError):
         store.publish("w1", new_id(), link)
 
 

@@ -99,17 +99,19 @@ async def test_a_worker_that_died_before_the_upload_uploads_after_its_restart(
 
 async def test_one_log_that_cannot_be_published_keeps_no_other(worker: Worker, ledger: Ledger, bucket: Bucket) -> None:
     bucket.make()
-    await worker.start(artifacts_url=bucket.url)
-    assert worker.service is not None
+    service = await worker.start(artifacts_url=bucket.url)
     stuck, other = await ledger.offer_many([("sh", "-c", "echo hello; sleep 1000"), ("echo", "hello")])
     await ledger.running(stuck)
     await ledger.end(other)
     os.unlink(log_of(worker, other))
     log_of(worker, other).mkdir()
-    worker.service.holdings.logs.finished(other)
+    service.holdings.logs.finished(other)
     await ledger.cancel(stuck)
     await ledger.end(stuck)
     await until_stored(worker, ObjectArtifacts(bucket.url), stuck)
+    # It is not tried for ever, and nobody is alarmed.
+    assert service.holdings.logs._unpublished == {}
+    assert service.health() == []
 
 
 async def test_a_command_does_not_get_the_stores_credentials(worker: Worker, ledger: Ledger, bucket: Bucket) -> None:

@@ -17,7 +17,7 @@ from schemas.errors import Ql3Error
 from schemas.system import Done
 from schemas.tasks import Variable
 from schemas.workers import ArtifactsRetired, LogChunk, LogFollow, LogRead, RetireArtifacts, RetireItem
-from services.kit.artifact_store import artifact_path
+from services.kit.artifact_store import artifact_path, stored_size
 from services.kit.bus import Caller, Delivery, Route
 from services.worker.service import WorkerService
 from tests.fixtures_nats import WORKER, BusFactory, Heard
@@ -258,6 +258,56 @@ async def test_a_log_is_read_followed_published_and_retired(
         await gateway.request(LOG_READ.bound(WORKER), LogRead(attempt_id=attempt, offset=0))
     assert gone.value.code == "not_found"
     assert stored.read_bytes() == whole
+
+
+@pytest.mark.parametrize("place", ["ln -s $VICTIM $LOG", "mkfifo $LOG", "mkdir $LOG"])
+async def test_what_a_command_puts_in_the_place_of_its_log_is_never_read_or_published(
+    worker: Worker, ledger: Ledger, bus_for: BusFactory, place: str
+) -> None:
+    service = await worker.start()
+    victim = worker.data / "victim"
+    victim.write_text("somebody's secret")
+    # More than the host digests on its way, so that the worker would have to read it.
+    swap = f"head -c 40000000 /dev/zero; LOG={worker.data}/worker/logs/$QL3_ATTEMPT_ID.log; VICTIM={victim}; rm $LOG"
+    attempt = await ledger.offer("sh", "-c", f"{swap}; {place}")
+    body = await ledger.end(attempt)
+    assert (body.kind, body.exit_code) == ("ended", 0)
+    await settled(worker)
+    gateway = await bus_for("gateway")
+    with pytest.raises(Ql3Error) as refused:
+        await gateway.request(LOG_READ.bound(WORKER), LogRead(attempt_id=attempt, offset=0))
+    assert refused.value.code == "unavailable"
+    after = await ledger.offer("echo", "hello")
+    await ledger.end(after)
+    await settled(worker)
+    await service.holdings.logs._publish()
+    assert artifact_path(worker.data / "artifacts", after).read_bytes() == b"hello\n"
+    assert stored_size(worker.data / "artifacts", attempt) is None
+    assert service.health() == []
+
+
+async def test_a_vanished_attempt_whose_log_was_replaced_is_told_without_one(worker: Worker, ledger: Ledger) -> None:
+    await worker.start()
+    written = f"echo x; LOG={worker.data}/worker/logs/$QL3_ATTEMPT_ID.log; until [ -e $LOG ]; do :; done"
+    swap = f"{written}; rm $LOG; ln -s /etc/passwd $LOG; echo > $PLACE"
+    place = worker.data / "place"
+    os.mkfifo(place)
+    attempt = await ledger.offer("sh", "-c", f"PLACE={place}; {swap}; exec sleep 1000")
+    await asyncio.to_thread(place.read_text)
+    os.kill(worker.host_pid(), 9)
+    body = await ledger.end(attempt)
+    assert (body.kind, body.log) == ("vanished", None)
+
+
+async def test_the_folders_are_nobody_elses(worker: Worker, ledger: Ledger) -> None:
+    worker.data = worker.data / "deeper" / "still"
+    await worker.start()
+    await ledger.end(await ledger.offer("echo", "hello"))
+    for folder in (worker.data.parent, worker.data, worker.data / "worker", worker.data / "worker" / "logs"):
+        assert folder.stat().st_mode & 0o777 == 0o700, folder
+    for file in (worker.data / "worker").rglob("*"):
+        if file.is_file():
+            assert file.stat().st_mode & 0o077 == 0, file
 
 
 async def test_following_is_for_the_attempts_own_project_and_run(

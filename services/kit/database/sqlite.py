@@ -26,6 +26,7 @@ from services.kit.database import errors
 from services.kit.database.config import DatabaseConfig
 from services.kit.database.port import Database, Row, Transaction, uninterrupted
 from services.kit.database.statement import Dialect, Statement
+from services.kit.whole_files import make_folders
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -66,7 +67,7 @@ def prepared(config: DatabaseConfig, service: str) -> Path:
     """The service's file, made when missing, with its folder; new ones are for their owner only."""
     path = path_of(config, service)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(path.parent)
         # SQLite gives its log the rights of the file.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
