@@ -32,7 +32,7 @@ from services.kit import audit, dispatches, outbox
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction, UniqueViolation
 from services.kit.ids import new_id
-from services.scheduler import ahead, timetable, triggers
+from services.scheduler import ahead, scheduling, triggers
 from services.scheduler import tasks as rules
 from services.scheduler.bells import BELL, RING_BELL
 from services.scheduler.differences import differences, plain
@@ -95,7 +95,7 @@ class Catalogue:
                 now_ms=now_ms,
             )
             for spec in specs:
-                await timetable.add(
+                await scheduling.add(
                     tx,
                     project=ask.project,
                     task_id=task_id,
@@ -170,12 +170,12 @@ class Catalogue:
             if ask.enabled:
                 for schedule in rows:
                     if schedule["stopped_by"] == "task_disabled":
-                        await timetable.go_on(tx, schedule, None, now_ms, look_now=decision.has_rules)
+                        await scheduling.go_on(tx, schedule, None, now_ms, look_now=decision.has_rules)
             else:
                 if await ahead.take_back(tx, row["id"], None, now_ms):
                     rows = await schedules.lock_of_task(tx, row["id"])
                 withdrawn = await admission_store.withdraw_of_task(tx, row["id"], now_ms, await tx.now_ms())
-                await timetable.stop(tx, rows, "task_disabled", withdrawn, now_ms)
+                await scheduling.stop(tx, rows, "task_disabled", withdrawn, now_ms)
             action = "task.enable" if ask.enabled else "task.disable"
             await audit.append(tx, ask.actor, action, ask.project, row["id"], decision)
             return await self._changed(tx, ask.project, row["id"], [])

@@ -21,10 +21,10 @@ from services.scheduler.decisions import INPUTS_REFUSED, PROJECT_ARCHIVED, Misse
 from services.scheduler.executions import Executions
 from services.scheduler.parameters import check_inputs
 from services.scheduler.projects import Asked, Projects, asked
+from services.scheduler.scheduling import go_on, missed_row, moved, record_missed, stop
 from services.scheduler.store import admissions, schedules
 from services.scheduler.store import tasks as task_store
 from services.scheduler.submitting import ANSWER_MS, Submitter, admission_of, count_fires, queue_orders
-from services.scheduler.timetable import go_on, missed_row, moved, record_missed, stop
 from services.scheduler.triggers import Span, stored_plan
 
 SET_BACK_MS: Final = 1_500

@@ -26,8 +26,8 @@ from services.kit.orders import next_ring_ms
 from services.scheduler.admissions import Admission, messages
 from services.scheduler.decisions import BLOCKED_BY_OVERLAP, Missed
 from services.scheduler.executions import Executions
+from services.scheduler.scheduling import missed_row, record_missed
 from services.scheduler.store import admissions as store
-from services.scheduler.timetable import missed_row, record_missed
 from services.scheduler.triggers import Span
 
 ANSWER_MS: Final = 8_000

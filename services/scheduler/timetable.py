@@ -1,15 +1,14 @@
-"""Triggers and their schedules: the transactions that make, change, stop and begin them."""
+"""What people do with triggers: making, changing, stopping and listing them."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 import msgspec
 
 from schemas.errors import Ql3Error
-from schemas.identity import Actor, PolicyDecision
-from schemas.subjects import event
+from schemas.identity import PolicyDecision
 from schemas.triggers import (
     MissedList,
     MissedPage,
@@ -18,28 +17,25 @@ from schemas.triggers import (
     TriggerDelete,
     TriggerEnable,
     TriggerList,
-    TriggerMissed,
     TriggerPage,
     TriggerSpec,
     TriggerUpdate,
     WebhookRotate,
 )
-from services.kit import audit, metrics, outbox
+from services.kit import audit
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction, UniqueViolation
-from services.kit.ids import new_id
-from services.scheduler import ahead
+from services.scheduler import ahead, scheduling
 from services.scheduler import triggers as rules
-from services.scheduler.bells import BELL, CHAIN_BELL, RING_BELL
+from services.scheduler.bells import RING_BELL
 from services.scheduler.chains import refuse_cycle
-from services.scheduler.decisions import CAUSES, Decision, Missed, begin, settle_stop
+from services.scheduler.decisions import settle_stop
 from services.scheduler.parameters import check_inputs
 from services.scheduler.store import admissions as admission_store
 from services.scheduler.store import schedules
 from services.scheduler.store import tasks as task_store
 from services.scheduler.store import triggers as store
 from services.scheduler.tasks import read_spec, request_digest
-from services.scheduler.triggers import Plan, Span
 from services.scheduler.views import missed_view, trigger_view
 
 TRIGGERS_PER_TASK: Final = 32
@@ -47,217 +43,6 @@ _BEFORE_ALL: Final = ""
 Work = Callable[[Transaction], Awaitable[Trigger]]
 """A part of a transaction that answers the trigger as it stands after it."""
 _AFTER_ALL: Final = "g"
-
-
-def moved(
-    trigger_id: str, decision: Decision, now_ms: int, *, stopped: tuple[int | None, str | None] = (None, None)
-) -> dict[str, Any]:
-    """A schedule row as it stands after a decision."""
-    fired = [fire.instant_ms for fire in decision.fires]
-    running = stopped[1] is None
-    return {
-        "trigger_id": trigger_id,
-        "decided_through_ms": decision.decided_through_ms,
-        "next_fire_at_ms": decision.next_fire_at_ms if running else None,
-        "wake_at_ms": decision.wake_at_ms if running else None,
-        "last_ms": fired[-1] if fired else None,
-        "stopped_at_ms": stopped[0],
-        "stopped_by": stopped[1],
-        "updated_at_ms": now_ms,
-    }
-
-
-def missed_row(row: Row, trigger_revision: int, missed: Missed, now_ms: int) -> dict[str, str | int]:
-    """A row of missed fires; `row` names the trigger, its task and project."""
-    return {
-        "id": new_id(),
-        "trigger_id": row["trigger_id"],
-        "task_id": row["task_id"],
-        "project": row["project"],
-        "trigger_revision": trigger_revision,
-        "cause": missed.cause,
-        "first_ms": missed.span.first_ms,
-        "last_ms": missed.span.last_ms,
-        "count": missed.span.count,
-        "at_least": int(missed.span.at_least),
-        "recorded_at_ms": now_ms,
-    }
-
-
-async def record_missed(tx: Transaction, rows: list[dict[str, Any]]) -> None:
-    """Count missed instants and tell it."""
-    await store.record_missed(tx, rows)
-    tx.after_commit(lambda: _count_missed(rows))
-    await outbox.facts(
-        tx,
-        [
-            (
-                event("trigger", row["project"], row["trigger_id"], "missed"),
-                TriggerMissed(
-                    project=row["project"],
-                    trigger_id=row["trigger_id"],
-                    task_id=row["task_id"],
-                    cause=row["cause"],
-                    first_ms=row["first_ms"],
-                    last_ms=row["last_ms"],
-                    count=row["count"],
-                    at_least=bool(row["at_least"]),
-                    at_ms=row["recorded_at_ms"],
-                ),
-            )
-            for row in rows
-        ],
-    )
-
-
-def _count_missed(rows: list[dict[str, Any]]) -> None:
-    # Orders refused by the dispatcher are missed for its error code; those are many, so they share a label.
-    for row in rows:
-        cause = row["cause"] if row["cause"] in CAUSES else "refused"
-        metrics.MISSED.labels(cause).inc(row["count"])
-
-
-async def plan_of(tx: Transaction, trigger_id: str, anchor_ms: int) -> Plan:
-    """The plan of a trigger's current revision."""
-    spec = (await schedules.specs(tx, [trigger_id])).get(trigger_id)
-    if spec is None:
-        raise Ql3Error("revision_unavailable", data={"trigger_id": trigger_id})
-    return rules.stored_plan(trigger_id, spec["spec"], spec["content_digest"], anchor_ms)
-
-
-async def add(
-    tx: Transaction,
-    *,
-    project: str,
-    task_id: str,
-    task_enabled: bool,
-    spec: TriggerSpec,
-    actor: Actor,
-    now_ms: int,
-    mutation_id: str | None = None,
-    request: str = "",
-    token_digest: str | None = None,
-    look_now: bool = False,
-) -> str:
-    """A new trigger with its schedule, in the transaction of whoever makes it; answers its id.
-
-    `look_now`: the project has rules, by which its first run may have to ask ahead of its time.
-    """
-    if (token_digest is not None) != (spec.kind == "webhook"):
-        raise Ql3Error("invalid", "A webhook is made alone, with the digest of its secret.", field="spec.kind")
-    trigger_id = new_id()
-    text = rules.spec_text(spec)
-    await store.insert(tx, trigger_id, project, task_id, spec.kind, enabled=spec.enabled, now_ms=now_ms)
-    await store.insert_revision(
-        tx,
-        trigger_id,
-        1,
-        text,
-        rules.content_digest(text),
-        mutation_id=mutation_id,
-        request_digest=request or rules.content_digest(text),
-        created_by=(actor.type, actor.id),
-        now_ms=now_ms,
-    )
-    if token_digest is not None:
-        await store.set_webhook(tx, trigger_id, token_digest, now_ms)
-    await _schedule(
-        tx,
-        trigger_id,
-        project,
-        task_id,
-        1,
-        spec,
-        task_enabled=task_enabled,
-        after_ms=now_ms,
-        now_ms=now_ms,
-        look_now=look_now,
-    )
-    return trigger_id
-
-
-async def _schedule(
-    tx: Transaction,
-    trigger_id: str,
-    project: str,
-    task_id: str,
-    revision: int,
-    spec: TriggerSpec,
-    *,
-    task_enabled: bool,
-    after_ms: int,
-    now_ms: int,
-    look_now: bool,
-) -> None:
-    anchor_ms = now_ms // 1000 * 1000
-    plan = rules.plan(trigger_id, spec, anchor_ms)
-    if plan is None:
-        tx.after_commit(tx.database.bell(CHAIN_BELL).set)
-        return
-    stopped_by = "trigger_disabled" if not spec.enabled else None if task_enabled else "task_disabled"
-    decision = begin(plan, after_ms, now_ms)
-    running = stopped_by is None
-    await schedules.insert(
-        tx,
-        trigger_id,
-        project,
-        task_id,
-        revision,
-        anchor_ms,
-        decision.decided_through_ms,
-        decision.next_fire_at_ms if running else None,
-        _wake(decision, now_ms, look_now=look_now) if running else None,
-        (None if running else now_ms, stopped_by),
-        now_ms,
-    )
-    tx.after_commit(tx.database.bell(BELL).set)
-
-
-async def stop(tx: Transaction, rows: Sequence[Row], cause: str, withdrawn: list[Row], now_ms: int) -> None:
-    """Stop running schedules; what was admitted ahead and taken back again is missed for the same cause."""
-    await schedules.move(
-        tx,
-        [
-            {
-                "trigger_id": row["trigger_id"],
-                "decided_through_ms": row["decided_through_ms"],
-                "next_fire_at_ms": None,
-                "wake_at_ms": None,
-                "last_ms": None,
-                "stopped_at_ms": now_ms,
-                "stopped_by": cause,
-                "updated_at_ms": now_ms,
-            }
-            for row in rows
-            if row["stopped_by"] in (None, "project_archived")
-        ],
-    )
-    missed = [
-        missed_row(row, row["trigger_revision"], Missed(cause, Span(instant, instant, 1)), now_ms)
-        for row in withdrawn
-        if (instant := row["scheduled_for_ms"]) is not None
-    ]
-    if withdrawn:
-        tx.after_commit(tx.database.bell(RING_BELL).set)
-    await record_missed(tx, missed)
-
-
-def _wake(decision: Decision, now_ms: int, *, look_now: bool) -> int | None:
-    return now_ms if look_now and decision.wake_at_ms is not None else decision.wake_at_ms
-
-
-async def go_on(tx: Transaction, row: Row, stopped_by: str | None, now_ms: int, *, look_now: bool) -> None:
-    """A stopped schedule begins again, or stays stopped for another cause; what passed meanwhile is missed."""
-    plan = await plan_of(tx, row["trigger_id"], row["anchor_ms"])
-    decision = settle_stop(plan, row["decided_through_ms"], now_ms, row["stopped_by"])
-    missed = [missed_row(row, row["trigger_revision"], part, now_ms) for part in decision.missed]
-    stopped = (now_ms, stopped_by) if stopped_by else (None, None)
-    after = moved(row["trigger_id"], decision, now_ms, stopped=stopped)
-    if stopped_by is None:
-        after["wake_at_ms"] = _wake(decision, now_ms, look_now=look_now)
-    await schedules.move(tx, [after])
-    await record_missed(tx, missed)
-    tx.after_commit(tx.database.bell(BELL).set)
 
 
 class Timetable:
@@ -288,7 +73,7 @@ class Timetable:
             _check_inputs(task, spec)
             if await store.count_of_task(tx, task["id"]) >= TRIGGERS_PER_TASK:
                 raise Ql3Error("too_large", f"A task has at most {TRIGGERS_PER_TASK} triggers.", field="task")
-            trigger_id = await add(
+            trigger_id = await scheduling.add(
                 tx,
                 project=ask.project,
                 task_id=task["id"],
@@ -356,7 +141,7 @@ class Timetable:
             _check_inputs(whole, spec)
             if spec.kind == "after_task":
                 await refuse_cycle(tx, ask.project, whole, spec)
-            await _schedule(
+            await scheduling.place(
                 tx,
                 ask.trigger,
                 ask.project,
@@ -378,10 +163,12 @@ class Timetable:
     async def _close(self, tx: Transaction, schedule: Row, now_ms: int) -> None:
         """The old revision's calendar ends: what it missed while it was stopped is counted."""
         if schedule["stopped_by"] is not None:
-            plan = await plan_of(tx, schedule["trigger_id"], schedule["anchor_ms"])
+            plan = await scheduling.plan_of(tx, schedule["trigger_id"], schedule["anchor_ms"])
             closed = settle_stop(plan, schedule["decided_through_ms"], now_ms, schedule["stopped_by"])
             revision = schedule["trigger_revision"]
-            await record_missed(tx, [missed_row(schedule, revision, part, now_ms) for part in closed.missed])
+            await scheduling.record_missed(
+                tx, [scheduling.missed_row(schedule, revision, part, now_ms) for part in closed.missed]
+            )
         await schedules.drop(tx, schedule["trigger_id"])
 
     async def enable(self, ask: TriggerEnable, decision: PolicyDecision) -> Trigger:
@@ -400,11 +187,11 @@ class Timetable:
                     if await ahead.take_back(tx, trigger["task_id"], ask.trigger, now_ms):
                         schedule = await schedules.lock(tx, ask.trigger)
                     withdrawn = await admission_store.withdraw_of_trigger(tx, ask.trigger, now_ms, await tx.now_ms())
-                    await stop(tx, [schedule] if schedule else [], "trigger_disabled", withdrawn, now_ms)
+                    await scheduling.stop(tx, [schedule] if schedule else [], "trigger_disabled", withdrawn, now_ms)
                 elif schedule is not None:
                     task = await task_store.lock(tx, trigger["task_id"])
                     stopped_by = None if task and task["enabled"] else "task_disabled"
-                    await go_on(tx, schedule, stopped_by, now_ms, look_now=decision.has_rules)
+                    await scheduling.go_on(tx, schedule, stopped_by, now_ms, look_now=decision.has_rules)
                 action = "trigger.enable" if ask.enabled else "trigger.disable"
                 await audit.append(tx, ask.actor, action, ask.project, ask.trigger, decision)
             return await _view(tx, ask.project, ask.trigger)

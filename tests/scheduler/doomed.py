@@ -20,7 +20,7 @@ from schemas.base import encode
 from schemas.runs import SubmitAnswer, SubmitRuns, Submitted
 from services.kit.clock import ManualClock
 from services.kit.database import DatabaseConfig, open_database
-from services.scheduler import loops, submitting, timetable
+from services.scheduler import loops, scheduling, submitting
 from services.scheduler.store import admissions, schedules
 from tests.scheduler.conftest import Ledger, Room, run_of
 
@@ -87,7 +87,7 @@ async def main(case: dict[str, Any]) -> None:
     elif point == "orders inserted":
         admissions.insert = after(admissions.insert)
     elif point == "missed fires recorded":
-        loops.record_missed = after(timetable.record_missed)  # type: ignore[attr-defined]
+        loops.record_missed = after(scheduling.record_missed)  # type: ignore[attr-defined]
     elif point == "schedules moved":
         schedules.move = after(schedules.move)
     elif point == "admission committed":
