@@ -12,16 +12,16 @@ from schemas import endpoints
 from schemas.approvals import RequestApprovals
 from schemas.endpoints import Endpoint
 from schemas.errors import Ql3Error
-from schemas.runs import RUN_TERMINAL, RunChanged, RunRelease, RunReleaseAnswer
-from schemas.system import HealthRead
-from services.approval.approvals import ENDINGS, RELEASE, WORK, Approvals
+from schemas.runs import RUN_TERMINAL, Run, RunChanged, RunRead, RunRelease, RunReleaseAnswer
+from schemas.system import FeedPage, FeedRead, HealthRead
+from services.approval.approvals import ENDINGS, WORK, Approvals
 from services.approval.asking import Asking
 from services.approval.authority import Authority
 from services.approval.directory import Directory
 from services.approval.executor import Endings, Executor
 from services.approval.gate import Gate
 from services.approval.handlers.plans import Plans
-from services.approval.handlers.port import Handler
+from services.approval.handlers.port import Handler, service_actor
 from services.approval.handlers.role_bind import RoleBindHandler
 from services.approval.handlers.run_create import RunCreateHandler
 from services.approval.handlers.run_release import RunReleaseHandler
@@ -30,6 +30,8 @@ from services.approval.handlers.task_change import TaskChangeHandler
 from services.approval.handlers.worker_drain import WorkerDrainHandler
 from services.approval.reconciler import Reconciler
 from services.approval.store import requests as rows
+from services.approval.store.holds import Held
+from services.approval.watching import HELD, HeldRuns, ended_unqueued
 from services.kit.bus import Bus, Caller, Delivery, Route
 from services.kit.clock import Clock
 from services.kit.config import Config
@@ -45,6 +47,7 @@ from services.kit.version import VERSION
 
 NAME: Final = "approval"
 ENDED_RUNS: Final = "ql3.evt.run.*.*."
+FACTS_EVERY_S: Final = 60.0
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 A = TypeVar("A", bound=msgspec.Struct)
@@ -78,10 +81,13 @@ class ApprovalService:
         self.executor = Executor(self.gate, self.handlers, reach=self._reach, owner=owner)
         self.reconciler = Reconciler(self.gate, self.handlers, owner=owner)
         self.endings = Endings(self.gate, self.approvals, self._end_run)
+        self.held_runs = HeldRuns(self.gate, self.approvals, read=self._read_facts, look=self._look_at_run)
+        self._now = clock.now_ms
         pace_s = 5.0 if config.profile == "edge" else 2.0
         self.loops = [
             Loop("approval.actions", self._act, every_s=pace_s, bell=database.bell(WORK)),
             Loop("approval.endings", self.endings.step, every_s=pace_s, bell=database.bell(ENDINGS)),
+            Loop("approval.held", self.held_runs.step, every_s=FACTS_EVERY_S, bell=database.bell(HELD)),
             *upkeep(database, bus),
         ]
         self._health = Health()
@@ -155,7 +161,9 @@ class ApprovalService:
 
     async def _requested(self, batch: Sequence[RequestApprovals]) -> list[BaseException | None]:
         orders = [order for message in batch for order in message.requests]
-        outcomes = iter(await self.approvals.hold(orders))
+        settled = await self.approvals.hold(orders)
+        self.held_runs.asked(order.request_id for order, error in zip(orders, settled, strict=True) if error is None)
+        outcomes = iter(settled)
         answers: list[BaseException | None] = []
         for message in batch:
             bad: Ql3Error | None = None
@@ -173,12 +181,8 @@ class ApprovalService:
 
     async def _run_ended(self, delivery: Delivery) -> None:
         fact = delivery.decode(RunChanged)
-        if fact.attempt_id is not None:
-            return  # it was queued, so nothing waits for a decision about it any more
-        # Almost every run was never held; those that were are asked for in the table, not in the fact.
-        held = await self._database.read(lambda tx: rows.get(tx, fact.run_id))
-        if held is not None and held.state in ("pending", "approved") and held.binding.action_type == RELEASE:
-            await self.approvals.run_ended(fact.run_id)
+        if ended_unqueued(fact):
+            await self.held_runs.ended([fact.run_id])
 
     # -- others
 
@@ -191,6 +195,15 @@ class ApprovalService:
         except Ql3Error:
             return False
         return True
+
+    async def _read_facts(self, after: str | None) -> FeedPage:
+        return await self._bus.request(
+            endpoints.FEED_READ["dispatcher"], FeedRead(after=after, subjects=["ql3.evt.run."])
+        )
+
+    async def _look_at_run(self, held: Held) -> Run:
+        question = RunRead(actor=service_actor(self._now()), project=held.project, run=held.run)
+        return (await self._bus.request(endpoints.RUNS_GET, question)).run
 
     async def _end_run(self, ending: rows.Ending) -> RunReleaseAnswer:
         return await self._bus.request(

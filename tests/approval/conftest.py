@@ -304,6 +304,7 @@ async def house(database_on: Callable[..., Awaitable[Database]], bus_for: BusFac
         await made.start()
         services.append(made)
     found = House(await bus_for("gateway"))
+    found.approval = services[0]
     await found.listen()
     yield found
     for made in reversed(services):

@@ -9,6 +9,7 @@ from schemas import endpoints
 from schemas.approvals import ApprovalChanged, ApprovalDecide
 from schemas.runs import Run, RunChanged, RunRead
 from schemas.tasks import Execution, Task, TaskCreate, TaskRun, TaskSpec, Terms
+from services.approval.service import ApprovalService
 from services.kit.bus import Bus, Delivery
 from services.kit.clock import WallClock
 from services.kit.ids import new_id
@@ -23,6 +24,8 @@ def now(who: Callable[[int], Any]) -> Any:
 
 class House:
     """The three services on one bus, and the gateway's place on it."""
+
+    approval: ApprovalService
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus

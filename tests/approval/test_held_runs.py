@@ -10,9 +10,11 @@ from schemas import endpoints
 from schemas.approvals import ApprovalCreate, ApprovalRule, ApprovalWithdraw, RulesSet
 from schemas.errors import Ql3Error
 from schemas.identity import IdentityRegister, RoleBind, Subject
-from schemas.runs import RunCancel, RunList
+from schemas.runs import Run, RunCancel, RunList
+from schemas.system import FeedPage, FeedRead
 from schemas.tasks import TaskRun
 from schemas.triggers import TriggerCreate, TriggerSpec
+from services.approval.watching import HeldRuns
 from services.kit.clock import WallClock
 from services.kit.ids import new_id
 from tests.approval.conftest import actor, console, gateway
@@ -50,6 +52,32 @@ async def test_cancelling_the_run_voids_the_request(house: House) -> None:
     await house.asked(run.id, "pending")
     await house.bus.request(endpoints.RUNS_CANCEL, RunCancel(actor=now(console), project="default", run=run.id))
     await house.until(run.id, "cancelled")
+    await house.asked(run.id, "withdrawn")
+
+
+async def test_a_cancelled_runs_request_is_voided_by_the_feed_when_its_fact_is_lost(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deaf(_: object) -> None:
+        return None
+
+    monkeypatch.setattr(house.approval.held_runs, "ended", deaf)
+    await house.task()
+    run = await house.run()
+    await house.asked(run.id, "pending")
+    await house.bus.request(endpoints.RUNS_CANCEL, RunCancel(actor=now(console), project="default", run=run.id))
+    await house.until(run.id, "cancelled")
+
+    async def read(after: str | None) -> FeedPage:
+        return await house.bus.request(endpoints.FEED_READ["dispatcher"], FeedRead(after=after))
+
+    async def unasked(_: object) -> Run:
+        raise Ql3Error("unavailable")
+
+    service = house.approval
+    reading = HeldRuns(service.gate, service.approvals, read=read, look=unasked)
+    while await reading.read_page():
+        pass
     await house.asked(run.id, "withdrawn")
 
 
