@@ -74,7 +74,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The vault's keyring; default `keys/keyring.json` under the data folder."""
     worker_id: Slug = "local"
     worker_slots: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-    """Default max(8, 4 x cores)."""
+    """Default: `default_slots` of this machine."""
     worker_pool: Slug | None = None
     worker_labels: dict[str, str] = {}
     """As a variable: `gpu=none,zone=a`."""
@@ -116,7 +116,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def slots(self) -> int:
         """Runs at once on this worker."""
-        return self.worker_slots or max(8, 4 * (os.cpu_count() or 1))
+        return self.worker_slots or default_slots(os.cpu_count() or 1, memory_bytes())
+
+
+def memory_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Memory of this machine, or of the container that we are in."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(memory, int(limit.read_text()))
+    except (OSError, ValueError):  # no limit
+        return memory
+
+
+def default_slots(cores: int, memory_bytes: int) -> int:
+    """Runs at once where nothing else is set: 16 per core and at least 32, for most scripts wait most of their time;
+    but one per 64 MiB of memory at most, and never fewer than 8."""
+    return max(8, min(max(32, 16 * cores), memory_bytes // (64 * 1024 * 1024)))
 
 
 def load(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import Ql3Error
-from services.kit.config import load
+from services.kit.config import default_slots, load, memory_bytes
 
 
 def test_nothing_set_gives_the_edge_defaults() -> None:
@@ -16,6 +16,22 @@ def test_nothing_set_gives_the_edge_defaults() -> None:
     assert config.listen == "127.0.0.1:5700"
     assert config.database.startswith("sqlite:")
     assert config.slots >= 8
+
+
+@pytest.mark.parametrize(
+    ("cores", "gibibytes", "slots"),
+    [(1, 0.25, 8), (1, 1, 16), (4, 1, 16), (2, 4, 32), (4, 8, 64), (32, 128, 512)],
+)
+def test_a_machine_without_setting_runs_as_many_as_its_cores_and_its_memory_allow(cores, gibibytes, slots) -> None:
+    assert default_slots(cores, int(gibibytes * 2**30)) == slots
+
+
+def test_a_container_has_the_memory_of_its_limit(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    machine = memory_bytes(limit)
+    for text, expected in (("max\n", machine), ("536870912\n", 512 * 2**20), (f"{2 * machine}\n", machine)):
+        limit.write_text(text)
+        assert memory_bytes(limit) == expected
 
 
 def test_variables_win_over_the_file_and_arguments_over_both(tmp_path: Path) -> None:
