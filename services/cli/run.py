@@ -72,9 +72,10 @@ def list_command(
 def show_command(run: Run, project: Project = "default", as_json: Json = False, data: Data = None) -> None:
     """Show one run with its attempts and its history."""
     from services.cli import output
+    from services.cli.causes import explained
     from services.cli.client import connect
     from services.cli.follow import run_path
-    from services.cli.words import say
+    from services.cli.words import chinese, say
 
     with connect(data) as client:
         path = run_path(project, run)
@@ -82,6 +83,9 @@ def show_command(run: Run, project: Project = "default", as_json: Json = False, 
         if as_json:
             output.document(found)
             return
+        if chinese() and found["waiting_reason"]:
+            sentence, _ = explained(client.get(f"{path}/explain"))
+            found = {**found, "waiting_reason": sentence}
         attempts = client.get(f"{path}/attempts")["items"]
         events = client.get(f"{path}/events", after=0, limit=200)["items"]
     print_run(found)
@@ -322,6 +326,7 @@ def finish(client: Any, project: str, made: dict[str, Any], *, wait: bool, follo
 def explain_command(run: Run, project: Project = "default", as_json: Json = False, data: Data = None) -> None:
     """Say why a run is where it is, and what moves it next."""
     from services.cli import output
+    from services.cli.causes import explained
     from services.cli.client import connect
     from services.cli.follow import run_path
     from services.cli.words import say
@@ -331,6 +336,7 @@ def explain_command(run: Run, project: Project = "default", as_json: Json = Fals
     if as_json:
         output.document(found)
         return
-    output.line(output.clean(found["sentence"]))
-    if found["next_step"]:
-        output.line(say("next: ", "下一步：") + output.clean(found["next_step"]))
+    sentence, next_step = explained(found)
+    output.line(output.clean(sentence))
+    if next_step:
+        output.line(say("next: ", "下一步：") + output.clean(next_step))

@@ -1,4 +1,4 @@
-"""Placement: which queued run goes to which worker now, and in words why one cannot.
+"""Placement: which queued run goes to which worker now, and what a worker lacks for one.
 
 Order: priority, then the project with the fewest live leases, then age. A lane's runs share where they may go and under
 which limits, so a lane whose head cannot be placed is left out for this pass and hides nobody else.
@@ -52,10 +52,10 @@ class Choice(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a pass decided; `stuck` tells for each lane left out a cause and its words."""
+    """What a pass decided; `stuck` are the lanes that were left out."""
 
     choices: list[Choice]
-    stuck: dict[str, tuple[str, str]]
+    stuck: set[str]
 
 
 def lane_terms(name: str, revision: ExecutionRevision) -> Lane:
@@ -87,7 +87,7 @@ def plan(
     live = dict(live_by_project)
     used = dict(live_by_limit)
     choices: list[Choice] = []
-    stuck: dict[str, tuple[str, str]] = {}
+    stuck: set[str] = set()
     total = sum(free.values())
     heap: list[tuple[tuple[int, int, int, str], str, int]] = []
     for name, runs in waiting.items():
@@ -102,9 +102,8 @@ def plan(
             # Another lane of the same project was served meanwhile.
             heapq.heappush(heap, (now_rank, name, index))
             continue
-        full = next((key for key in lane.limits if key in limits and used.get(key, 0) >= limits[key]), None)
-        if full is not None:
-            stuck[name] = limit_reason(full, limits[full], run.task_name)
+        if any(key in limits and used.get(key, 0) >= limits[key] for key in lane.limits):
+            stuck.add(name)
             continue
         if name not in fitting:
             fitting[name] = [
@@ -112,7 +111,7 @@ def plan(
             ]
         seat = _best(fitting[name], free, lane.placement)
         if seat is None:
-            stuck[name] = no_seat_reason(lane.placement, seats, fitting[name])
+            stuck.add(name)
             continue
         choices.append(Choice(run, seat.worker, lane))
         free[seat.worker.id] -= 1
@@ -145,49 +144,41 @@ def _best(seats: Sequence[Seat], free: Mapping[str, int], placement: Placement) 
     return best
 
 
-# Why not.
+# What a worker lacks.
 
 
-def mismatch(placement: Placement, worker: str, capabilities: Capabilities) -> str | None:
-    """What of `placement` this worker lacks, in words ("label gpu=yes"); None when it may go there."""
+class Lack(NamedTuple):
+    """The first thing that a run wants and a worker has not; `no_pool` means that the worker is for a pool's runs."""
+
+    kind: Literal["executor", "name", "pool", "no_pool", "label", "runtime", "memory", "cores"]
+    wanted: str
+
+    def words(self) -> str:
+        """What is missing: `label gpu=yes`."""
+        if self.kind in ("memory", "cores"):
+            return f"{self.wanted} of memory" if self.kind == "memory" else f"{self.wanted} cores"
+        return f"{self.kind} {self.wanted}"
+
+
+def mismatch(placement: Placement, worker: str, capabilities: Capabilities) -> Lack | None:
+    """What of `placement` this worker lacks; None when it may go there."""
     if placement.executor not in capabilities.executors:
-        return f"executor {placement.executor}"
+        return Lack("executor", placement.executor)
     if placement.workers and worker not in placement.workers:
-        return f"name {' or '.join(placement.workers)}"
+        return Lack("name", " or ".join(placement.workers))
     if placement.pool != capabilities.pool:
-        return f"pool {placement.pool}" if placement.pool else "no pool of its own"
+        return Lack("pool", placement.pool) if placement.pool else Lack("no_pool", capabilities.pool or "")
     for name, value in sorted(placement.required.items()):
         if capabilities.labels.get(name) != value:
-            return f"label {name}={value}" if value else f"label {name}"
+            return Lack("label", f"{name}={value}" if value else name)
     for wanted in placement.runtimes:
         if not _has_runtime(wanted, capabilities.runtimes):
-            return f"runtime {wanted}"
+            return Lack("runtime", wanted)
     if placement.min_memory_bytes is not None and capabilities.memory_bytes < placement.min_memory_bytes:
-        return f"{placement.min_memory_bytes} bytes of memory"
+        return Lack("memory", f"{placement.min_memory_bytes / 2**20:.0f} MiB")
     if placement.min_cpu_cores is not None and capabilities.cpu_cores < placement.min_cpu_cores:
-        return f"{placement.min_cpu_cores} cores"
+        return Lack("cores", str(placement.min_cpu_cores))
     return None
-
-
-def no_seat_reason(placement: Placement, seats: Sequence[Seat], fitting: Sequence[Seat]) -> tuple[str, str]:
-    """Cause and words for a run that no worker takes now."""
-    if not seats:
-        return "no_worker", "No worker is online."
-    if not fitting:
-        lacking = sorted({mismatch(placement, s.worker.id, s.capabilities) or "" for s in seats})
-        return "no_matching_worker", f"No worker has {' and '.join(lacking[:3])}."
-    slots = sum(seat.worker.slots for seat in fitting)
-    return "no_free_slot", f"All {slots} slots of the workers it may go to are taken."
-
-
-def limit_reason(limit: Limit, most: int, task_name: str) -> tuple[str, str]:
-    """Cause and words for a run that waits for a limit."""
-    times = "one run" if most == 1 else f"{most} runs"
-    if limit.kind == "task":
-        return "task_limit", f"Task {task_name} has {times} in work already, which is its limit."
-    if limit.kind == "project":
-        return "project_limit", f"Project {limit.project} has {times} in work already, which is its limit."
-    return "key_limit", f"The key {limit.key} has {times} in work already, which is its limit."
 
 
 _wanted: Final = re.compile(r"([a-z][a-z0-9+-]*)\s*(.*)")

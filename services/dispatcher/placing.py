@@ -11,16 +11,18 @@ from schemas import limits as bounds
 from schemas.tasks import ExecutionRevision
 from schemas.workers import Capabilities, OfferAttempts, OfferItem, SessionFence
 from services.dispatcher import lease as leasing
-from services.dispatcher.placement import Lane, Limit, Plan, Seat, lane_terms, plan
+from services.dispatcher.placement import Lane, Limit, Seat, lane_terms, plan
 from services.dispatcher.records import Case, RunRecord, WorkerRecord
 from services.dispatcher.store import cases, leases, limits, runs, workers
 from services.dispatcher.store.cases import Change
 from services.dispatcher.store.revisions import Revisions
+from services.dispatcher.waiting import Known, Why, behind, standing_of, unreadable, why_not
 from services.kit.database import Transaction
 from services.kit.ids import new_id
 
 LANES = 512
 PER_PASS = bounds.BATCH_ITEMS
+_WORKERS_LOOKED_AT = 1000
 _OFFER_BYTES = bounds.BATCH_BYTES - 16 * 1024
 
 Offer = tuple[str, OfferAttempts]
@@ -28,16 +30,15 @@ Offer = tuple[str, OfferAttempts]
 
 
 class Placed(NamedTuple):
-    """What a pass did: offers to ring after the commit, whether another pass may place more, and who is stuck."""
+    """What a pass did: offers to ring after the commit, and whether another pass may place more."""
 
     offers: list[Offer]
     placed: int
     more: bool
-    stuck: Mapping[str, tuple[str, str]]
     last_lane: str
 
 
-_NONE = Placed([], 0, False, {}, "")
+_NONE = Placed([], 0, False, "")
 
 
 async def place(tx: Transaction, revisions: Revisions, after_lane: str = "") -> Placed:
@@ -78,41 +79,35 @@ async def place(tx: Transaction, revisions: Revisions, after_lane: str = "") -> 
     drained = any(len(r) == each for name, r in waiting.items() if name not in found.stuck)
     more = bool(chosen) and (len(found.choices) > PER_PASS or (drained and len(chosen) < total))
     last = names[-1] if len(names) == LANES else ""
-    return Placed(offers, len(chosen), more or bool(last), found.stuck, last)
+    return Placed(offers, len(chosen), more or bool(last), last)
 
 
-async def seats_now(tx: Transaction, now: int, *, lock: bool = True) -> list[Seat]:
+async def seats_now(tx: Transaction, now: int) -> list[Seat]:
     """Workers with their free slots. Slots are counted from live leases, never from what a worker claims."""
-    online = await workers.seats(tx, now, lock=lock)
+    online = await workers.seats(tx, now)
     if not online:
         return []
     taken = await workers.live_leases(tx, [worker.id for worker in online])
     return [Seat(worker, _capabilities(worker), max(0, worker.slots - taken.get(worker.id, 0))) for worker in online]
 
 
-async def why(tx: Transaction, revisions: Revisions, run: RunRecord) -> tuple[str, str]:
-    """Cause and words for a queued run that is not placed, as things stand now."""
+async def why(tx: Transaction, revisions: Revisions, run: RunRecord) -> Why:
+    """Why a queued run is not placed, as things stand now."""
     now = await tx.now_ms()
-    seats = await seats_now(tx, now, lock=False)
-    lanes = await _terms(tx, revisions, {run.lane: [run]})
-    lane = lanes.get(run.lane)
-    if lane is None:
-        return "revision_unavailable", "The task revision that it is to execute cannot be read."
-    known = await limits.read(tx, lane.limits)
-    live = await limits.live_by_limit(tx, known) if known else {}
-    found: Plan = plan(lanes, {run.lane: [run]}, seats, {}, known, live)
-    if run.lane in found.stuck:
-        return found.stuck[run.lane]
-    if not seats:
-        return "no_worker", "No worker is online."
-    if found.choices:
-        ahead = await runs.ahead(tx, run)
-        if ahead:
-            runs_ahead = "one run" if ahead == 1 else f"{ahead} runs" if ahead < 1000 else "1000 or more runs"
-            return "behind_others", f"There {'is' if ahead == 1 else 'are'} {runs_ahead} before it."
-        return "next", "It is next and will be placed in a moment."
-    slots = sum(seat.worker.slots for seat in seats)
-    return "no_free_slot", f"All {slots} slots of the workers it may go to are taken."
+    pinned = (await revisions.read(tx, [run.revision_digest])).get(run.revision_digest)
+    if pinned is None:
+        return unreadable()
+    lane = lane_terms(run.lane, pinned)
+    workers_now = await workers.page(tx, "", _WORKERS_LOOKED_AT)
+    taken = await workers.live_leases(tx, [worker.id for worker in workers_now])
+    known = [
+        Known(worker, _capabilities(worker), max(0, worker.slots - taken.get(worker.id, 0)), standing_of(worker, now))
+        for worker in workers_now
+    ]
+    most = await limits.read(tx, lane.limits)
+    live = await limits.live_by_limit(tx, most) if most else {}
+    found = why_not(run, lane, known, most, live, in_turn=pinned.terms.overlap.policy != "allow")
+    return found or behind(await runs.ahead(tx, run))
 
 
 async def _terms(tx: Transaction, revisions: Revisions, waiting: Mapping[str, Sequence[RunRecord]]) -> dict[str, Lane]:

@@ -31,7 +31,7 @@ async def view(tx: Transaction, revisions: Revisions, record: RunRecord) -> Run:
     """A run as people read it; a queued one with the reason why it is not placed."""
     if record.status != "queued" or record.cancel_requested_at_ms is not None:
         return run_view(record)
-    return run_view(record, (await placing.why(tx, revisions, record))[1])
+    return run_view(record, (await placing.why(tx, revisions, record)).sentence)
 
 
 async def find(tx: Transaction, project: str, run_id: str) -> RunRecord:
@@ -57,7 +57,7 @@ async def page(tx: Transaction, revisions: Revisions, question: RunList) -> RunP
             # Once per lane: its runs wait for the same thing.
             reason = reasons.get(record.lane)
             if reason is None:
-                reason = reasons[record.lane] = (await placing.why(tx, revisions, record))[1]
+                reason = reasons[record.lane] = (await placing.why(tx, revisions, record)).sentence
         elif record.status == "queued":
             reason = reasons.get(record.lane)
         items.append(run_view(record, reason))
@@ -79,24 +79,23 @@ async def attempts(tx: Transaction, project: str, run_id: str) -> AttemptPage:
     return AttemptPage(items=[attempt_view(a) for a in await runs.attempts_of(tx, run_id)], next=None)
 
 
-async def explanation(tx: Transaction, revisions: Revisions, project: str, run_id: str) -> Explanation:
-    """Why a run is where it is. Raises `not_found`."""
+async def explanation(
+    tx: Transaction, revisions: Revisions, project: str, run_id: str, *, listening: bool = False
+) -> Explanation:
+    """Why a run is where it is. Raises `not_found`. `listening`: we were away and do not judge started attempts yet."""
     record = await find(tx, project, run_id)
     case: Case = (await cases.complete(tx, [record], lock=False))[run_id]
     now = await tx.now_ms()
     waiting = None
     if record.status == "queued" and record.cancel_requested_at_ms is None:
         waiting = await placing.why(tx, revisions, record)
-    worker = None
-    if record.worker_id is not None:
-        worker = (await workers.read(tx, [record.worker_id])).get(record.worker_id)
     cancellation = None
     if record.attempt_id is not None and record.cancel_requested_at_ms is not None:
         cancellation = (await cancellations.read(tx, [record.attempt_id])).get(record.attempt_id)
     hold = (await holds.read(tx, [run_id])).get(run_id) if record.status == "waiting_approval" else None
-    reason = explain(case, now, waiting=waiting, worker=worker, cancellation=cancellation, hold=hold)
+    reason = explain(case, now, waiting=waiting, cancellation=cancellation, hold=hold, listening=listening)
     return Explanation(
-        run=run_view(record, waiting[1] if waiting else None),
+        run=run_view(record, waiting.sentence if waiting else None),
         cause=reason.cause,
         sentence=reason.sentence,
         next_step=reason.next_step,

@@ -424,8 +424,9 @@ class DispatcherService:
     async def explain(self, message: RunExplain, _caller: Caller) -> Explanation:
         """Why a run is where it is."""
         await self._policy.require(message.actor, message.project, "run.read")
+        listening = self._hearing.patience_ms() > 0
         return await self._database.read(
-            lambda tx: reading.explanation(tx, self._revisions, message.project, message.run)
+            lambda tx: reading.explanation(tx, self._revisions, message.project, message.run, listening=listening)
         )
 
     async def cancel(self, message: RunCancel, _caller: Caller) -> RunAnswer:

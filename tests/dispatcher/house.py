@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from schemas import proof
-from schemas.identity import Subject
+from schemas.identity import Actor, Subject
 from schemas.runs import RunOrder
 from schemas.tasks import Execution, ExecutionRevision, Terms
 from schemas.workers import (
@@ -41,6 +41,10 @@ from tests.fixtures_database import shift_clock
 
 TASK = "01890000-0000-7000-8000-0000000000aa"
 PUBLIC_KEY = "A" * 43
+ADA = Actor(
+    type="user", id="ada", authentication_id="t", assurance="single_factor", authenticated_at_ms=1,
+    expires_at_ms=2**52,
+)  # fmt: skip
 EVEN = 0.5
 """A chance that means no jitter."""
 
@@ -104,6 +108,14 @@ class Ledger:
         """Judges everything that is over."""
         while (await self.reap()).more:
             pass
+
+    async def reoffer(self) -> list[tuple[str, OfferAttempts]]:
+        """Rings again what was offered and not taken."""
+
+        async def work(tx: Transaction) -> list[tuple[str, OfferAttempts]]:
+            return (await placing.reoffer(tx, self.revisions, await tx.now_ms(), 256))[0]
+
+        return await self.database.transact(work)
 
     async def wake_retries(self) -> recovery.Step:
         return await self.database.transact(lambda tx: recovery.wake_retries(tx, self.revisions))

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.identity import Actor
 from schemas.paging import Page
 from schemas.runs import LimitList, LimitPage, LimitSet
 from schemas.tasks import Concurrency, Overlap, Placement, Terms
 from schemas.workers import Capabilities
 from services.dispatcher import limiting, placing
-from services.dispatcher.placement import mismatch
-from tests.dispatcher.house import Hand, Ledger, revision, running
+from services.dispatcher.placement import Lack, mismatch
+from tests.dispatcher.house import ADA, Hand, Ledger, revision, running
 
-ADA = Actor(
-    type="user", id="ada", authentication_id="t", assurance="single_factor", authenticated_at_ms=1,
-    expires_at_ms=2**52,
-)  # fmt: skip
 A, B, C = (f"01890000-0000-7000-8000-0000000000{n}0" for n in "abc")
 
 
@@ -42,17 +37,18 @@ async def offered(ledger: Ledger) -> list[tuple[str, str]]:
         (Placement(runtimes=["python==3.11"]), None),
         (Placement(runtimes=["python; rm"]), "runtime python; rm"),
         (Placement(min_cpu_cores=5), "5 cores"),
-        (Placement(min_memory_bytes=2**40), f"{2**40} bytes of memory"),
+        (Placement(min_memory_bytes=2**40), "1048576 MiB of memory"),
     ],
 )
 def test_a_worker_takes_what_it_can_run_and_says_what_it_lacks(placement: Placement, lacks: str | None) -> None:
     has = Capabilities(cpu_cores=4, memory_bytes=2**30, runtimes={"python": "3.11.7"}, labels={"zone": "a"})
-    assert mismatch(placement, "w1", has) == lacks
+    found = mismatch(placement, "w1", has)
+    assert (found and found.words()) == lacks
 
 
 def test_a_worker_of_a_pool_takes_only_what_names_the_pool() -> None:
     pooled = Capabilities(pool="gpu")
-    assert mismatch(Placement(), "w1", pooled) == "no pool of its own"
+    assert mismatch(Placement(), "w1", pooled) == Lack("no_pool", "gpu")
     assert mismatch(Placement(pool="gpu"), "w1", pooled) is None
 
 
@@ -100,8 +96,8 @@ async def test_who_cannot_be_placed_hides_nobody(ledger: Ledger) -> None:
     stuck = await ledger.submit(picky, 300, priority=100)
     (plain,) = await ledger.submit(revision())
     assert [run for run, _ in await offered(ledger)] == [plain.id]
-    cause, words = await ledger.database.read(lambda tx: placing.why(tx, ledger.revisions, stuck[0]))
-    assert (cause, words) == ("no_matching_worker", "No worker has label gpu=yes.")
+    why = await ledger.database.read(lambda tx: placing.why(tx, ledger.revisions, stuck[0]))
+    assert (why.cause, why.sentence) == ("no_matching_worker", "No worker has label gpu=yes.")
 
 
 async def test_preferred_labels_rank_and_then_the_emptier_worker(ledger: Ledger) -> None:
@@ -120,9 +116,9 @@ async def test_a_tasks_own_limit_holds_and_says_so(ledger: Ledger, hand: Hand) -
     made = await ledger.submit(of, 5)
     assert len(await offered(ledger)) == 2
     assert await offered(ledger) == []
-    cause, words = await ledger.database.read(lambda tx: placing.why(tx, ledger.revisions, made[-1]))
-    assert cause == "task_limit"
-    assert "2 runs in work" in words
+    why = await ledger.database.read(lambda tx: placing.why(tx, ledger.revisions, made[-1]))
+    assert why.cause == "task_limit"
+    assert "2 runs in work" in why.sentence
 
 
 async def test_a_named_key_is_shared_by_tasks_of_a_project_only(ledger: Ledger, hand: Hand) -> None:
@@ -147,8 +143,8 @@ async def test_what_somebody_set_for_a_key_stands_before_what_its_tasks_say(ledg
     assert len(await offered(ledger)) == 3
     await ledger.submit(of)
     assert await offered(ledger) == []
-    cause, words = await ledger.database.read(lambda tx: placing.why(tx, ledger.revisions, made[-1]))
-    assert (cause, "3 runs" in words) == ("key_limit", True)
+    why = await ledger.database.read(lambda tx: placing.why(tx, ledger.revisions, made[-1]))
+    assert (why.cause, "3 runs" in why.sentence) == ("key_limit", True)
     assert [(item.limit, item.live) for item in (await set_limit(ledger, None, key="db")).items] == [(1, 3)]
     assert await offered(ledger) == []
 
@@ -182,8 +178,8 @@ async def test_a_project_limit_holds(ledger: Ledger, hand: Hand) -> None:
     await set_limit(ledger, 3)
     made = await ledger.submit(revision(), 6)
     assert len(await offered(ledger)) == 3
-    cause, _ = await ledger.database.read(lambda tx: placing.why(tx, ledger.revisions, made[-1]))
-    assert cause == "project_limit"
+    why = await ledger.database.read(lambda tx: placing.why(tx, ledger.revisions, made[-1]))
+    assert why.cause == "project_limit"
 
 
 async def test_a_limit_frees_with_the_end_of_a_run(ledger: Ledger, hand: Hand) -> None:
