@@ -52,6 +52,10 @@ IDENTITIES_REGISTER = Endpoint("approval", "identities.register", identity.Ident
 IDENTITIES_RESOLVE = Endpoint("approval", "identities.resolve", identity.IdentityResolve, identity.IdentityAnswer)
 IDENTITIES_SET = Endpoint("approval", "identities.set", identity.IdentitySet, identity.IdentityAnswer)
 IDENTITIES_LIST = Endpoint("approval", "identities.list", identity.IdentityList, identity.IdentityPage)
+IDENTITIES_GET = Endpoint("approval", "identities.get", identity.IdentityRead, identity.IdentityDetail)
+IDENTITIES_REVOKE_BINDING = Endpoint(
+    "approval", "identities.revoke_binding", identity.BindingRevoke, identity.BindingAnswer
+)
 BOOTSTRAP_ISSUE = Endpoint("approval", "bootstrap.issue", identity.BootstrapIssue, identity.BootstrapState)
 BOOTSTRAP_CLAIM = Endpoint("approval", "bootstrap.claim", identity.BootstrapClaim, identity.RoleAnswer)
 BOOTSTRAP_READ = Endpoint("approval", "bootstrap.read", identity.BootstrapRead, identity.BootstrapState)

@@ -231,6 +231,50 @@ class IdentityList(Message, frozen=True, kw_only=True, tag="identities.list/1"):
     page: Page = Page()
 
 
+class AuthenticationBinding(View, frozen=True, kw_only=True):
+    """A name under which a provider knows a subject: a user name for `password`, an id for `api_credential`."""
+
+    provider: str
+    provider_subject: str
+    version: int
+    state: Literal["active", "revoked"]
+    created_at_ms: int
+    """When it came to be in this state."""
+
+
+class IdentityRead(Message, frozen=True, kw_only=True, tag="identities.get/1"):
+    """One subject with its authentication bindings, by provider and name; `page` is about the bindings."""
+
+    actor: Actor
+    subject: Subject
+    page: Page = Page()
+
+
+class IdentityDetail(Message, frozen=True, kw_only=True, tag="identities.detail/1"):
+    """One subject and a page of its bindings, revoked ones too."""
+
+    identity: Identity
+    bindings: list[AuthenticationBinding]
+    next: str | None
+
+
+class BindingRevoke(Message, frozen=True, kw_only=True, tag="identities.revoke_binding/1"):
+    """Nobody signs in under this name any more; the subject's other bindings stay. Its owner may register it anew."""
+
+    actor: Actor
+    subject: Subject
+    provider: Annotated[str, Meta(min_length=1, max_length=64)]
+    provider_subject: Annotated[str, Meta(min_length=1, max_length=128)]
+    expected_version: int | None = None
+
+
+class BindingAnswer(Message, frozen=True, kw_only=True, tag="identities.binding/1"):
+    """One binding; `replayed` when it was revoked before."""
+
+    binding: AuthenticationBinding
+    replayed: bool = False
+
+
 class IdentityAnswer(Message, frozen=True, kw_only=True, tag="identities.answer/1"):
     """A subject, or null where nothing active resolves."""
 

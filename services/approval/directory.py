@@ -6,14 +6,20 @@ from schemas.errors import Ql3Error
 from schemas.identity import (
     DEFAULT_PROJECT,
     GATEWAY,
+    Actor,
+    AuthenticationBinding,
+    BindingAnswer,
+    BindingRevoke,
     BootstrapClaim,
     BootstrapIssue,
     BootstrapRead,
     BootstrapState,
     Identity,
     IdentityAnswer,
+    IdentityDetail,
     IdentityList,
     IdentityPage,
+    IdentityRead,
     IdentityRegister,
     IdentityResolve,
     IdentitySet,
@@ -149,6 +155,78 @@ class Directory:
 
         identity = await self._gate.change(Act(actor, f"identity.{wanted.status}", None, target), work)
         return IdentityAnswer(identity=identity)
+
+    async def get(self, wanted: IdentityRead) -> IdentityDetail:
+        """A subject with a page of its bindings, for itself and for who may change it. Raises `not_found`."""
+
+        async def work(tx: Transaction) -> IdentityDetail:
+            await self._admit_reader(tx, wanted.actor, wanted.subject)
+            identity = await identities.find(tx, wanted.subject)
+            if identity is None:
+                raise Ql3Error("not_found", "There is no such subject.")
+            page = wanted.page
+            found, more = await identities.bindings(tx, wanted.subject, page.limit, page.cursor)
+            return IdentityDetail(identity=identity, bindings=found, next=more)
+
+        return await self._database.read(work)
+
+    async def _admit_reader(self, tx: Transaction, actor: Actor, subject: Subject) -> None:
+        if subject_of(actor) == subject:
+            seen = await self._gate.decide(tx, actor, DEFAULT_PROJECT, "project.read")
+            if seen.effect == "allow" or seen.reasons in (["subject_unbound"], ["permission_missing"]):
+                return
+        await self._gate.require(tx, actor, DEFAULT_PROJECT, "policy.manage")
+
+    async def revoke_binding(self, wanted: BindingRevoke) -> BindingAnswer:
+        """End one of a subject's names; a subject may end its own. Raises `forbidden`, `not_found`, `version_conflict`.
+
+        The last name may go too: the console lets a person in again.
+        """
+        actor, subject = wanted.actor, wanted.subject
+        target = f"{subject.type}/{subject.id}"
+
+        async def work(tx: Transaction) -> BindingAnswer:
+            decision = await self._admit_binder(tx, actor, subject)
+            bound = await identities.bound(tx, wanted.provider, wanted.provider_subject)
+            if bound is None or bound.subject != subject:
+                raise Ql3Error("not_found", "This subject has no such name.", field="provider_subject")
+            version, now_ms = bound.version, bound.created_at_ms
+            if bound.active:
+                if wanted.expected_version not in (None, version):
+                    raise Ql3Error("version_conflict", field="expected_version", data={"version": version})
+                version, now_ms = version + 1, max(self._gate.now_ms(), now_ms)
+                await identities.bind(tx, wanted.provider, wanted.provider_subject, version, "revoked", subject, now_ms)
+                detail = {"provider": wanted.provider, "name": wanted.provider_subject}
+                await audit.append(tx, actor, "identity.revoke_binding", None, target, decision, detail)
+                await policy_changed(tx, None, version)
+            elif wanted.expected_version not in (None, version, version - 1):
+                raise Ql3Error("version_conflict", field="expected_version", data={"version": version})
+            binding = AuthenticationBinding(
+                provider=wanted.provider,
+                provider_subject=wanted.provider_subject,
+                version=version,
+                state="revoked",
+                created_at_ms=now_ms,
+            )
+            return BindingAnswer(binding=binding, replayed=not bound.active)
+
+        return await self._gate.change(Act(actor, "identity.revoke_binding", None, target), work)
+
+    async def _admit_binder(self, tx: Transaction, actor: Actor, subject: Subject) -> PolicyDecision:
+        if subject_of(actor) == subject and actor.type == "user":
+            seen = await self._gate.decide(tx, actor, DEFAULT_PROJECT, "project.read")
+            if seen.effect == "allow" or seen.reasons in (["subject_unbound"], ["permission_missing"]):
+                await identities.get(tx, subject)
+                return seen
+        decision = await self._gate.require(tx, actor, DEFAULT_PROJECT, "policy.manage")
+        await projects.lock(tx, DEFAULT_PROJECT)
+        await projects.assert_fence(tx, DEFAULT_PROJECT, subject_of(actor), fence_of(decision))
+        if await identities.get(tx, subject) is None:
+            raise Ql3Error("not_found", "There is no such subject.")
+        held = await projects.binding(tx, DEFAULT_PROJECT, subject)
+        if held and held.role and RANK[held.role] > RANK[decision.role or "viewer"]:
+            raise Ql3Error("forbidden", "Somebody with a role above your own is not yours to shut out.")
+        return decision
 
     async def page(self, wanted: IdentityList) -> IdentityPage:
         """Subjects by type and id."""

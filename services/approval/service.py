@@ -133,6 +133,8 @@ class ApprovalService:
             _route(endpoints.IDENTITIES_RESOLVE, directory.resolve),
             _route(endpoints.IDENTITIES_SET, directory.set_status),
             _route(endpoints.IDENTITIES_LIST, directory.page),
+            _route(endpoints.IDENTITIES_GET, directory.get),
+            _route(endpoints.IDENTITIES_REVOKE_BINDING, directory.revoke_binding),
             _route(endpoints.BOOTSTRAP_ISSUE, directory.issue),
             _route(endpoints.BOOTSTRAP_CLAIM, directory.claim),
             _route(endpoints.BOOTSTRAP_READ, directory.state),

@@ -16,6 +16,7 @@ from services.cli.credential import credential_app
 from services.cli.cron import cron_app
 from services.cli.dead import dead_app
 from services.cli.doctor import doctor_command
+from services.cli.identity import identity_app
 from services.cli.nats import nats_app
 from services.cli.refusals import refuse
 from services.cli.retention import retention_app
@@ -44,6 +45,7 @@ app.add_typer(worker_app, name="worker")
 app.add_typer(approval_app, name="approval")
 app.add_typer(project_app, name="project")
 app.add_typer(role_app, name="role")
+app.add_typer(identity_app, name="identity")
 app.add_typer(audit_app, name="audit")
 app.add_typer(retention_app, name="retention")
 app.add_typer(cron_app, name="cron")

@@ -105,6 +105,10 @@ class Authenticator:
         for key in [key for key, (principal, _) in self._kept.items() if principal.id == principal_id]:
             del self._kept[key]
 
+    def forget(self) -> None:
+        """Forgets everybody: whoever comes next is looked up anew."""
+        self._kept.clear()
+
     async def _by_credential(self, authorization: str, peer: Peer) -> Principal:
         scheme, _, text = authorization.partition(" ")
         presented = credentials.parse(text) if scheme.lower() == "bearer" else None

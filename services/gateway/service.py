@@ -18,7 +18,7 @@ from services.gateway.settings import GatewaySettings, settings_of
 from services.gateway.store import accounts as accounts_store
 from services.gateway.store import idempotency
 from services.gateway.throttle import Throttle
-from services.kit.bus import Bus
+from services.kit.bus import Bus, Delivery
 from services.kit.clock import Clock
 from services.kit.config import Config
 from services.kit.database import Database, Transaction
@@ -79,6 +79,7 @@ class GatewayService:
     async def start(self) -> None:
         """Answers on the bus, then listens. Raises `setup_invalid` naming the address when it is taken."""
         await self._desk.policy.start()
+        await self._bus.on_event("ql3.evt.policy.>", self._policy_changed)
         health = Health()
         health.add(NAME, self.health)
         routes = standing_routes(NAME, VERSION, database=self._database, policy=self._desk.policy, health=health)
@@ -88,6 +89,10 @@ class GatewayService:
         await self._bus.serve(NAME, VERSION, routes)
         for loop in (*self._upkeep, self._forgetting):
             await loop.start()
+
+    async def _policy_changed(self, _: Delivery) -> None:
+        # Somebody may be shut out, or no more: who a request comes from is asked anew, without waiting.
+        self._desk.authenticator.forget()
 
     async def stop(self) -> None:
         """Tells probes first, ends open answers, lets running ones finish, then stops listening."""

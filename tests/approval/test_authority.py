@@ -11,10 +11,12 @@ from schemas.approvals import ApprovalRule, RulesDryRun, RulesRead, RulesSet
 from schemas.errors import Ql3Error
 from schemas.identity import (
     Actor,
+    BindingRevoke,
     BootstrapClaim,
     BootstrapIssue,
     BootstrapRead,
     IdentityList,
+    IdentityRead,
     IdentityRegister,
     IdentityResolve,
     IdentitySet,
@@ -253,6 +255,72 @@ async def test_the_last_owner_is_not_disabled_and_nobody_disables_upwards(world:
     assert (await off(owner, "owner")).identity.status == "disabled"
     listed = await world.directory.page(IdentityList(actor=admin))
     assert {item.id: item.status for item in listed.items}["owner"] == "disabled"
+
+
+async def test_one_name_ends_and_may_be_registered_again(world: World) -> None:
+    ada = await world.person("ada")
+    await world.person("boss", "admin")
+    await world.person("owner", "owner")
+
+    def revoke(by: Actor, name: str = "ada", **more: Any) -> Any:
+        wanted = {"subject": user("ada"), "provider": "password", "provider_subject": name, **more}
+        return world.directory.revoke_binding(BindingRevoke(actor=by, **wanted))
+
+    async def resolves() -> bool:
+        found = await world.directory.resolve(IdentityResolve(provider="password", provider_subject="ada"))
+        return found.identity is not None
+
+    for by, code in ((actor("nobody"), "forbidden"), (await world.person("op", "operator"), "forbidden")):
+        assert (await refused(revoke(by))).code == code
+    boss = actor("boss")
+    assert (await refused(revoke(boss, "bob"))).code == "not_found"
+    assert (await refused(revoke(boss, subject=user("boss")))).code == "not_found"
+    assert (await refused(revoke(boss, expected_version=2))).code == "version_conflict"
+    assert (await refused(revoke(boss, "owner", subject=user("owner")))).code == "forbidden"
+    assert await resolves()
+    ended = await revoke(boss, expected_version=1)
+    assert (ended.binding.state, ended.binding.version, ended.replayed) == ("revoked", 2, False)
+    again = await revoke(boss, expected_version=1)
+    assert (again.binding.version, again.replayed) == (2, True)
+    assert not await resolves()
+    await world.person("ada")
+    assert await resolves()
+    # Whoever it is may end their own.
+    assert (await revoke(ada)).binding.version == 4
+    page = await world.directory.get(IdentityRead(actor=ada, subject=user("ada")))
+    assert [(item.provider_subject, item.state, item.version) for item in page.bindings] == [("ada", "revoked", 4)]
+    with pytest.raises(Ql3Error) as hidden:
+        await world.directory.get(IdentityRead(actor=ada, subject=user("boss")))
+    assert hidden.value.code == "forbidden"
+    assert (await refused(world.directory.get(IdentityRead(actor=boss, subject=user("ghost"))))).code == "not_found"
+
+
+async def test_names_are_listed_in_pages_and_only_for_whom_they_stand(world: World) -> None:
+    await world.person("ada")
+    for number in range(5):
+        await world.directory.register(
+            IdentityRegister(
+                actor=gateway(), subject=user("ada"), provider="api_credential", provider_subject=f"c{number}"
+            )
+        )
+    await world.directory.revoke_binding(
+        BindingRevoke(actor=console(), subject=user("ada"), provider="api_credential", provider_subject="c1")
+    )
+    # A name that was ended stands for whom it is given next, and is theirs alone.
+    await world.directory.register(
+        IdentityRegister(actor=gateway(), subject=user("bob"), provider="api_credential", provider_subject="c1")
+    )
+    seen: list[tuple[str, str]] = []
+    cursor: str | None = None
+    while True:
+        page = await world.directory.get(
+            IdentityRead(actor=console(), subject=user("ada"), page=Page(limit=2, cursor=cursor))
+        )
+        seen += [(item.provider_subject, item.state) for item in page.bindings]
+        if page.next is None:
+            break
+        cursor = page.next
+    assert seen == [("c0", "active"), ("c2", "active"), ("c3", "active"), ("c4", "active"), ("ada", "active")]
 
 
 async def test_a_stale_sign_in_is_no_sign_in(world: World) -> None:

@@ -154,3 +154,38 @@ async def test_what_cannot_be_is_refused_in_one_line(ql3: Command) -> None:
         ended = await ql3(*arguments)
         assert ended.code == 2, (arguments, ended)
         assert len(ended.err.splitlines()) == 1
+
+
+async def test_who_is_known_and_shut_out(ql3: Command, house: House) -> None:
+    for provider, name in (("password", "ada.l@x"), ("api_credential", "c1")):
+        await house.bus.request(
+            endpoints.IDENTITIES_REGISTER,
+            IdentityRegister(
+                actor=now(gateway),
+                subject=Subject(type="user", id="ada.l@x"),
+                provider=provider,
+                provider_subject=name,
+                display_name="Ada",
+            ),
+        )
+    listed = await ql3("identity", "list", "--json")
+    assert [(item["id"], item["status"]) for item in listed.json["items"]] == [("ada.l@x", "active")]
+    assert "Ada" in (await ql3("identity", "list")).out
+    shown = await ql3("identity", "show", "ada.l@x")
+    assert shown.out.startswith("ada.l@x: active\n")
+    assert "c1" in shown.out
+    whole = await ql3("identity", "show", "ada.l@x", "--json")
+    assert [item["provider"] for item in whole.json["bindings"]] == ["api_credential", "password"]
+    first = await ql3("identity", "show", "ada.l@x", "--limit", "1", "--json")
+    assert len(first.json["bindings"]) == 1
+    assert first.json["next"]
+    ended = await ql3("identity", "revoke-binding", "ada.l@x", "api_credential", "c1")
+    assert (ended.code, ended.out) == (0, "api_credential c1: revoked\n")
+    assert (await ql3("identity", "revoke-binding", "ada.l@x", "api_credential", "c2")).code == 2
+    assert (await ql3("identity", "disable", "ada.l@x")).out == "ada.l@x: disabled\n"
+    assert (await ql3("identity", "disable", "ada.l@x")).out == "ada.l@x: disabled\n"
+    assert (await ql3("identity", "show", "ada.l@x")).out.startswith("ada.l@x: disabled\n")
+    assert (await ql3("identity", "enable", "ada.l@x", "--json")).json["status"] == "active"
+    assert (await ql3("identity", "show", "nobody")).code == 2
+    assert (await ql3("identity", "show", "nothing/x")).code == 2
+    assert (await ql3("identity", "disable", "ada.l@x", QL3_LANG="zh")).out == "ada.l@x: 已停用\n"

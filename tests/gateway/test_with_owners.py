@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -255,3 +256,70 @@ async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not await holds():
             pass
+
+
+async def _refused_after(act: Callable[[], Awaitable[httpx.Response]], since: float) -> None:
+    """Every request that is sent later than two seconds after `since` is refused as nobody's."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            sent = time.monotonic()
+            answer = await act()
+            if answer.status_code == 401:
+                return
+            assert sent - since <= 2.0, f"{answer.status_code} for a request of {sent - since:.1f} s later"
+
+
+async def test_who_is_disabled_is_nobody_within_two_seconds(town: Town) -> None:
+    owner, console = await town.owner(), await town.console()
+    invitation = (await owner.post("/api/v3/invitations", json={"user": "noor"})).json()
+    link, _, token = invitation["url"].partition("=")[2].partition(".")
+    noor = await town.enter("password-links/use", {"link": link, "token": token, "password": PASSWORD})
+    await owner.put(f"{PROJECT}/roles/user/noor", json={"role": "operator", "expected_version": 0})
+    await _until(lambda: _status(noor, "GET", f"{PROJECT}/tasks", 200))
+    made = (await noor.post("/api/v3/credentials", json={"name": "script"})).json()
+    program = town.client(made["token"])
+    assert (await program.get(f"{PROJECT}/tasks")).status_code == 200
+
+    seen = (await owner.get("/api/v3/identities/user/noor")).json()
+    assert [(item["provider"], item["state"]) for item in seen["bindings"]] == [
+        ("api_credential", "active"),
+        ("password", "active"),
+    ]
+    change = {"status": "disabled", "expected_version": seen["identity"]["version"]}
+    assert (await owner.put("/api/v3/identities/user/noor", json=change)).status_code == 200
+    since = time.monotonic()
+    await asyncio.gather(
+        _refused_after(lambda: noor.get(f"{PROJECT}/tasks"), since),
+        _refused_after(lambda: program.get(f"{PROJECT}/tasks"), since),
+    )
+    sign_in = {"user": "noor", "password": PASSWORD}
+    assert (await town.client().post("/api/v3/session", json=sign_in)).status_code == 401
+
+    change = {"status": "active", "expected_version": change["expected_version"] + 1}
+    assert (await console.put("/api/v3/identities/user/noor", json=change)).status_code == 200
+    await _until(lambda: _status(program, "GET", f"{PROJECT}/tasks", 200))
+
+
+async def test_one_name_of_a_person_is_revoked_and_the_others_stay(town: Town) -> None:
+    owner = await town.owner()
+    made = (await owner.post("/api/v3/credentials", json={"name": "script"})).json()
+    program = town.client(made["token"])
+    assert (await program.get(f"{PROJECT}/tasks")).status_code == 200
+    path = f"/api/v3/identities/user/{USER}"
+    wrong = {"provider": "api_credential", "provider_subject": "nobody"}
+    assert (await owner.post(f"{path}/bindings/revoke", json=wrong)).status_code == 404
+    name = {"provider": "api_credential", "provider_subject": made["id"], "expected_version": 2}
+    assert (await owner.post(f"{path}/bindings/revoke", json=name)).json()["code"] == "version_conflict"
+    ended = await owner.post(f"{path}/bindings/revoke", json={**name, "expected_version": 1})
+    assert (ended.status_code, ended.json()["state"], ended.json()["version"]) == (200, "revoked", 2)
+    await _refused_after(lambda: program.get(f"{PROJECT}/tasks"), time.monotonic())
+    assert (await owner.get(f"{PROJECT}/tasks")).status_code == 200
+    states = {item["provider"]: item["state"] for item in (await owner.get(path)).json()["bindings"]}
+    assert states == {"api_credential": "revoked", "password": "active"}
+    assert (await program.get(path)).status_code == 401
+    (act,) = [
+        item
+        for item in (await owner.get("/api/v3/audit?service=approval")).json()["items"]
+        if item["action"] == "identity.revoke_binding"
+    ]
+    assert act["detail"].items() >= {"provider": "api_credential", "name": made["id"]}.items()

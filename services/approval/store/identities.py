@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from schemas.identity import Identity, Subject
+from schemas.identity import AuthenticationBinding, Identity, Subject
 from services.approval.store.cursors import decode_texts, encode
 from services.kit.database import Row, Statement, Transaction
 
@@ -23,13 +23,24 @@ _SET_STATUS = Statement("""
     WHERE type = $1 AND id = $2 AND version = $3
 """)
 _BOUND = Statement("""
-    SELECT version, state, subject_type, subject_id FROM identity_authentication_bindings
+    SELECT version, state, subject_type, subject_id, created_at_ms FROM identity_authentication_bindings
     WHERE provider = $1 AND provider_subject = $2 ORDER BY version DESC LIMIT 1
 """)
 _BIND = Statement("""
     INSERT INTO identity_authentication_bindings
       (provider, provider_subject, version, state, subject_type, subject_id, created_at_ms)
     VALUES ($1, $2, $3, $4, $5, $6, $7)
+""")
+
+_BINDINGS = Statement("""
+    SELECT b.provider, b.provider_subject, b.version, b.state, b.created_at_ms
+    FROM identity_authentication_bindings AS b
+    WHERE b.subject_type = $1 AND b.subject_id = $2 AND (b.provider, b.provider_subject) > ($3, $4)
+      AND b.version = (
+        SELECT max(l.version) FROM identity_authentication_bindings AS l
+        WHERE l.provider = b.provider AND l.provider_subject = b.provider_subject
+      )
+    ORDER BY b.provider, b.provider_subject LIMIT $5
 """)
 
 
@@ -39,6 +50,7 @@ class Bound(NamedTuple):
     version: int
     active: bool
     subject: Subject
+    created_at_ms: int
 
 
 async def get(tx: Transaction, subject: Subject) -> Identity | None:
@@ -68,7 +80,8 @@ async def bound(tx: Transaction, provider: str, provider_subject: str) -> Bound 
     row = await tx.fetch_one(_BOUND, provider, provider_subject)
     if row is None:
         return None
-    return Bound(row["version"], row["state"] == "active", Subject(type=row["subject_type"], id=row["subject_id"]))
+    subject = Subject(type=row["subject_type"], id=row["subject_id"])
+    return Bound(row["version"], row["state"] == "active", subject, row["created_at_ms"])
 
 
 async def bind(
@@ -76,6 +89,25 @@ async def bind(
 ) -> None:
     """Append a version of a provider's name."""
     await tx.execute(_BIND, provider, provider_subject, version, state, subject.type, subject.id, now_ms)
+
+
+async def bindings(
+    tx: Transaction, subject: Subject, limit: int, cursor: str | None
+) -> tuple[list[AuthenticationBinding], str | None]:
+    """The names that stand for a subject, or last stood for it, by provider and name."""
+    provider, name = decode_texts(cursor)
+    rows = await tx.fetch(_BINDINGS, subject.type, subject.id, provider, name, limit + 1)
+    items = [
+        AuthenticationBinding(
+            provider=row["provider"],
+            provider_subject=row["provider_subject"],
+            version=row["version"],
+            state=row["state"],
+            created_at_ms=row["created_at_ms"],
+        )
+        for row in rows[:limit]
+    ]
+    return items, encode(items[-1].provider, items[-1].provider_subject) if len(rows) > limit else None
 
 
 async def page(tx: Transaction, limit: int, cursor: str | None) -> tuple[list[Identity], str | None]:

@@ -9,7 +9,16 @@ from msgspec import Meta
 from schemas import endpoints
 from schemas.base import Value, View
 from schemas.errors import Ql3Error
-from schemas.identity import DEFAULT_PROJECT, LOCAL_CONSOLE, Identity, IdentityList, IdentitySet
+from schemas.identity import (
+    DEFAULT_PROJECT,
+    LOCAL_CONSOLE,
+    AuthenticationBinding,
+    BindingRevoke,
+    Identity,
+    IdentityList,
+    IdentityRead,
+    IdentitySet,
+)
 from services.gateway.calls import Call, listing
 from services.gateway.operations import Listing, Operations, Paged
 
@@ -21,6 +30,22 @@ class StatusChange(Value, frozen=True, kw_only=True):
 
     status: Literal["active", "disabled"]
     expected_version: int
+
+
+class IdentityView(View, frozen=True, kw_only=True):
+    """A subject and a page of its authentication bindings, revoked ones too."""
+
+    identity: Identity
+    bindings: list[AuthenticationBinding]
+    next: str | None = None
+
+
+class BindingName(Value, frozen=True, kw_only=True):
+    """One binding, as the subject's page names it."""
+
+    provider: Annotated[str, Meta(min_length=1, max_length=64)]
+    provider_subject: Annotated[str, Meta(min_length=1, max_length=128)]
+    expected_version: int | None = None
 
 
 class NewUser(Value, frozen=True, kw_only=True):
@@ -41,6 +66,27 @@ class Invitation(View, frozen=True, kw_only=True):
 async def list_identities(call: Call[Paged]) -> Listing[Identity]:
     """Who is known here."""
     return listing(await call.ask(endpoints.IDENTITIES_LIST, IdentityList(actor=call.actor, page=call.input.page)))
+
+
+@operations.get("/identities/{type}/{id}", Paged, IdentityView)
+async def get_identity(call: Call[Paged]) -> IdentityView:
+    """One subject with a page of the names under which it signs in."""
+    question = IdentityRead(actor=call.actor, subject=call.subject, page=call.input.page)
+    found = await call.ask(endpoints.IDENTITIES_GET, question)
+    return IdentityView(identity=found.identity, bindings=found.bindings, next=found.next)
+
+
+@operations.post("/identities/{type}/{id}/bindings/revoke", BindingName, AuthenticationBinding)
+async def revoke_binding(call: Call[BindingName]) -> AuthenticationBinding:
+    """Let nobody sign in under one name of a subject any more; its other names stay."""
+    question = BindingRevoke(
+        actor=call.actor,
+        subject=call.subject,
+        provider=call.input.provider,
+        provider_subject=call.input.provider_subject,
+        expected_version=call.input.expected_version,
+    )
+    return (await call.ask(endpoints.IDENTITIES_REVOKE_BINDING, question)).binding
 
 
 @operations.put("/identities/{type}/{id}", StatusChange, Identity)
