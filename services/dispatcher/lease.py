@@ -16,7 +16,7 @@ from services.dispatcher.records import Case, Event, LeaseRecord, Refused, Worke
 FIRST_REOFFER_MS: Final = 2_000
 REOFFER_MAX_MS: Final = 8_000
 
-ReleaseReason = Literal["expired", "session_replaced", "cancelled", "not_started", "lost"]
+ReleaseReason = Literal["expired", "session_replaced", "cancelled", "lost"]
 
 
 class Held(NamedTuple):

@@ -153,6 +153,17 @@ class Ledger:
     async def rows(self, sql: str, *args: Any) -> list[Any]:
         return await self.database.read(lambda tx: tx.fetch(Statement(sql), *args))
 
+    async def spoil_revision(self, run_id: str) -> None:
+        """The revision that a run is pinned to cannot be read any more: its content does not match its digest."""
+        digest = "f" * 64
+
+        async def work(tx: Transaction) -> None:
+            await tx.execute(_SPOILED, digest)
+            await tx.execute(Statement("UPDATE runs SET revision_digest = $1 WHERE id = $2"), digest, run_id)
+
+        await self.database.transact(work)
+        self.revisions = Revisions()
+
     async def later(self, ms: int) -> None:
         """Time passes while the ledger is looked after."""
         await shift_clock(self.database, ms)
@@ -166,6 +177,12 @@ class Ledger:
     async def outage_over(self) -> None:
         """What a dispatcher does at its start after it was away."""
         await self.database.transact(recovery.forgive)
+
+
+_SPOILED = Statement("""
+    INSERT INTO pinned_revisions (digest, project_id, task_id, task_name, task_revision, content, created_at_ms)
+    VALUES ($1, 'default', 'x', 'x', 1, '{}', 1)
+""")
 
 
 async def _stamp(tx: Transaction) -> None:

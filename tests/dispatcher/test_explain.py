@@ -16,7 +16,6 @@ from schemas.workers import WorkerDrain
 from services.cli.causes import WORDS_ZH, explained
 from services.dispatcher import cancel, cancelling, holding, limiting, reading, recovery, sessions
 from services.dispatcher.store import holds
-from services.dispatcher.store.revisions import Revisions
 from services.kit.database import Statement
 from services.kit.ids import new_id
 from tests.dispatcher.house import ADA, Hand, Ledger, revision, running, started
@@ -246,22 +245,11 @@ async def _(ledger: Ledger) -> str:
     return await queued(ledger)
 
 
-async def _unreadable(ledger: Ledger, run_id: str) -> None:
-    await execute(
-        ledger,
-        "INSERT INTO pinned_revisions (digest, project_id, task_id, task_name, task_revision, content, created_at_ms)"
-        " VALUES ($1, 'default', 'x', 'x', 1, '{}', 1)",
-        "f" * 64,
-    )
-    await execute(ledger, "UPDATE runs SET revision_digest = $1 WHERE id = $2", "f" * 64, run_id)
-    ledger.revisions = Revisions()
-
-
 @case("revision_unavailable", "The task revision that it is to execute cannot be read.", "in the queue")
 async def _(ledger: Ledger) -> str:
     await worker(ledger)
     run_id = await queued(ledger)
-    await _unreadable(ledger, run_id)
+    await ledger.spoil_revision(run_id)
     return run_id
 
 
@@ -562,7 +550,7 @@ async def _(ledger: Ledger) -> str:
 @case("revision_unavailable", "The task revision that it was to execute could not be read.", "at its retry")
 async def _(ledger: Ledger) -> str:
     run_id = await CASES["retry_wait"][2](ledger)
-    await _unreadable(ledger, run_id)
+    await ledger.spoil_revision(run_id)
     await ledger.later(60_000)
     await ledger.wake_retries()
     return run_id
@@ -586,26 +574,28 @@ async def test_each_cause(ledger: Ledger, name: str, monkeypatch: pytest.MonkeyP
         assert words.isascii() is False
 
 
-def produced() -> set[str]:
-    """Every cause that stands in the dispatcher's code."""
-    causes: set[str] = set()
+def causes_of_the_code() -> tuple[set[str], set[str]]:
+    """Causes that stand in the dispatcher's code: for which a run waits or is in work, and by which it ended."""
+    waits: set[str] = set()
+    ends: set[str] = set()
     for name in ("explain", "waiting"):
         tree = ast.parse((ROOT / "services" / "dispatcher" / f"{name}.py").read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Reason", "Why"):
                 first = node.args[0]
                 if isinstance(first, ast.Constant):
-                    causes.add(str(first.value))
+                    waits.add(str(first.value))
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "_END_WORDS":
                 assert isinstance(node.value, ast.Dict)
-                causes |= {str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)}
-    return causes
+                ends |= {str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)}
+    return waits, ends
 
 
 def test_every_cause_of_the_code_has_a_case_and_chinese_words() -> None:
+    waits, ends = causes_of_the_code()
     known = {cause for cause, _, _ in CASES.values()}
-    assert produced() - known == set()
-    assert produced() - set(WORDS_ZH) == set()
+    assert (waits | ends) - known == set()
+    assert (waits | ends) - set(WORDS_ZH) == set()
     assert set(WORDS_ZH) - known == set(), "words for what no case shows"
 
 

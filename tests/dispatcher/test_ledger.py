@@ -337,6 +337,35 @@ async def test_a_forged_proof_changes_nothing_and_is_recorded(ledger: Ledger, ha
     assert [item.code for item in refused.refused] == ["fence_rejected"]
 
 
+async def test_why_a_lease_was_released_is_kept(ledger: Ledger, hand: Hand) -> None:
+    async def why(run_id: str) -> tuple[str, str | None]:
+        lease = (await ledger.case(run_id)).lease
+        assert lease is not None
+        return lease.status, lease.release_reason
+
+    async def placed() -> str:
+        (run,) = await ledger.submit(revision())
+        hand.take(await ledger.place())
+        return run.id
+
+    cancelled = await placed()
+    await ledger.cancel(cancelled)
+    assert await why(cancelled) == ("released", "cancelled")
+    replaced = await placed()
+    await hand.register()
+    assert await why(replaced) == ("released", "session_replaced")
+    await ledger.cancel(replaced)
+    expired = await placed()
+    lost, _ = await running(ledger, hand)
+    never, never_attempt = await started(ledger, hand)
+    await hand.report(never_attempt, kind="not_started")
+    assert await why(never) == ("completed", None)
+    await ledger.later(30_000)
+    await ledger.reap_all()
+    assert await why(expired) == ("released", "expired")
+    assert await why(lost) == ("released", "lost")
+
+
 async def test_one_beat_renews_everything_and_refuses_the_rest(ledger: Ledger, hand: Hand) -> None:
     held = [await running(ledger, hand) for _ in range(3)]
     ids = [attempt_id for _, attempt_id in held]

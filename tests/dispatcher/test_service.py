@@ -40,11 +40,12 @@ from schemas.runs import (
 )
 from schemas.tasks import Terms
 from schemas.workers import Capabilities, ReadinessRead, WorkerList, WorkerRegister
+from services.dispatcher import submission
 from services.dispatcher.service import DispatcherService
 from services.kit.bus import Bus, Caller, Route
 from services.kit.clock import WallClock
 from services.kit.config import Config
-from services.kit.database import Database
+from services.kit.database import Database, UniqueViolation
 from services.kit.ids import new_id
 from services.kit.natsserver import NatsServer
 from tests.dispatcher.busworker import BusWorker, until
@@ -187,6 +188,23 @@ async def test_a_worker_speaks_for_itself_alone(house: House) -> None:
     with pytest.raises(Ql3Error) as refused:
         await bus.request(WORKERS_REGISTER, question, token=WORKER)
     assert refused.value.code == "forbidden"
+
+
+async def test_orders_that_others_keep_committing_first_are_refused_for_now(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def beaten(*_: object) -> object:
+        raise UniqueViolation
+
+    of = revision()
+    message = SubmitRuns(sender="scheduler", revisions=[of], runs=[order(of)])
+    scheduler = await house.bus_for("scheduler")
+    with monkeypatch.context() as patch:
+        patch.setattr(submission, "submit", beaten)
+        with pytest.raises(Ql3Error) as refused:
+            await scheduler.request(RUNS_SUBMIT, message)
+    assert refused.value.code == "unavailable"
+    assert (await scheduler.request(RUNS_SUBMIT, message)).results[0].run is not None
 
 
 async def test_a_held_run_waits_for_approval_and_goes_on_once(house: House) -> None:
