@@ -6,6 +6,7 @@ it. Rows are locked in the order of their ids. Leases are also written by beats,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -138,21 +139,6 @@ class Change(NamedTuple):
 
 
 _RUN_INSERT: Final = (*RunRecord.__struct_fields__, "inputs")
-_RUN_CHANGES: Final = (
-    "status", "version", "event_sequence", "attempt", "attempt_id", "worker_id", "exit_code", "error_code",
-    "error_summary", "cancel_requested_at_ms", "cancel_reason", "queue_deadline_ms", "queued_at_ms", "started_at_ms",
-    "finished_at_ms", "id",
-)  # fmt: skip
-_ATTEMPT_CHANGES: Final = (
-    "status", "worker_id", "token_digest", "callback_sequence", "pid", "exit_code", "signal", "error_code",
-    "error_summary", "late_exit_code", "late_receipt", "log", "deadline_at_ms", "started_at_ms", "finished_at_ms", "id",
-)  # fmt: skip
-_LEASE_CHANGES: Final = (
-    "status", "version", "lease_generation", "worker_id", "worker_session_id", "worker_generation", "offer_id",
-    "offers", "next_offer_at_ms", "token_digest", "acquired_at_ms", "renewed_at_ms", "expires_at_ms", "released_at_ms",
-    "release_reason", "completed_at_ms", "attempt_id",
-)  # fmt: skip
-_POLICY_CHANGES: Final = ("max_attempts", "next_attempt_at_ms", "version", "run_id")
 
 
 def _insert(table: str, names: Sequence[str]) -> Statement:
@@ -160,20 +146,17 @@ def _insert(table: str, names: Sequence[str]) -> Statement:
     return statement("INSERT INTO <t> (<c>) VALUES (<m>)", t=table, c=", ".join(names), m=marks)
 
 
-def _update(table: str, names: Sequence[str]) -> Statement:
-    # The last name is the key.
-    sets = ", ".join(f"{name} = ${n}" for n, name in enumerate(names[:-1], 1))
-    return statement("UPDATE <t> SET <s> WHERE <k> = $<n>", t=table, s=sets, k=names[-1], n=str(len(names)))
+@functools.cache
+def _update(table: str, key: str, names: tuple[str, ...]) -> Statement:
+    # There are as many of them as there are kinds of steps.
+    sets = ", ".join(f"{name} = ${n}" for n, name in enumerate(names, 1))
+    return statement("UPDATE <t> SET <s> WHERE <k> = $<n>", t=table, s=sets, k=key, n=str(len(names) + 1))
 
 
 _INSERT_RUN = _insert("runs", _RUN_INSERT)
-_UPDATE_RUN = _update("runs", _RUN_CHANGES)
 _INSERT_ATTEMPT = _insert("run_attempts", AttemptRecord.__struct_fields__)
-_UPDATE_ATTEMPT = _update("run_attempts", _ATTEMPT_CHANGES)
 _INSERT_LEASE = _insert("run_dispatch_leases", LeaseRecord.__struct_fields__)
-_UPDATE_LEASE = _update("run_dispatch_leases", _LEASE_CHANGES)
 _INSERT_POLICY = _insert("run_retry_policies", PolicyRecord.__struct_fields__)
-_UPDATE_POLICY = _update("run_retry_policies", _POLICY_CHANGES)
 _INSERT_EVENT = Statement("""
     INSERT INTO run_events
       (run_id, sequence, type, dedupe_key, actor_type, actor_id, attempt_id, payload, created_at_ms)
@@ -196,13 +179,13 @@ async def write(tx: Transaction, changes: Sequence[Change], inputs: dict[str, st
     batch = _Batch(now, inputs or {})
     after = [batch.add(change) for change in changes]
     await tx.execute_many(_INSERT_RUN, batch.new_runs)
-    await tx.execute_many(_UPDATE_RUN, batch.runs)
+    await batch.runs.write(tx)
     await tx.execute_many(_INSERT_ATTEMPT, batch.new_attempts)
-    await tx.execute_many(_UPDATE_ATTEMPT, batch.attempts)
+    await batch.attempts.write(tx)
     await tx.execute_many(_INSERT_LEASE, batch.new_leases)
-    await tx.execute_many(_UPDATE_LEASE, batch.leases)
+    await batch.leases.write(tx)
     await tx.execute_many(_INSERT_POLICY, batch.new_policies)
-    await tx.execute_many(_UPDATE_POLICY, batch.policies)
+    await batch.policies.write(tx)
     await tx.execute_many(_INSERT_EVENT, batch.events)
     if batch.settled:
         await tx.execute(_SETTLE_CANCELLATIONS, now, json_set(batch.settled))
@@ -223,6 +206,30 @@ def _lost(case: Case) -> bool:
     return case.attempt is not None and case.attempt.status == "lost"
 
 
+class _Updates:
+    """Changed rows of a table, gathered by what has changed of them: an index whose columns are not written costs
+    nothing."""
+
+    def __init__(self, table: str, key: str) -> None:
+        self._table = table
+        self._key = key
+        self._rows: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
+
+    def add(self, key: str, old: msgspec.Struct, new: msgspec.Struct) -> None:
+        """One row; nothing when it has not changed."""
+        before, after = msgspec.structs.astuple(old), msgspec.structs.astuple(new)
+        places = [at for at, value in enumerate(after) if value is not before[at] and value != before[at]]
+        if places:
+            fields = new.__struct_fields__
+            names = tuple([fields[at] for at in places])
+            self._rows.setdefault(names, []).append((*[after[at] for at in places], key))
+
+    async def write(self, tx: Transaction) -> None:
+        """One statement per kind of change."""
+        for names, rows in self._rows.items():
+            await tx.execute_many(_update(self._table, self._key, names), rows)
+
+
 class _Batch:
     """Rows by table, gathered from changes."""
 
@@ -230,13 +237,13 @@ class _Batch:
         self.now = now
         self.inputs = inputs
         self.new_runs: list[tuple[Any, ...]] = []
-        self.runs: list[tuple[Any, ...]] = []
+        self.runs = _Updates("runs", "id")
         self.new_attempts: list[tuple[Any, ...]] = []
-        self.attempts: list[tuple[Any, ...]] = []
+        self.attempts = _Updates("run_attempts", "id")
         self.new_leases: list[tuple[Any, ...]] = []
-        self.leases: list[tuple[Any, ...]] = []
+        self.leases = _Updates("run_dispatch_leases", "attempt_id")
         self.new_policies: list[tuple[Any, ...]] = []
-        self.policies: list[tuple[Any, ...]] = []
+        self.policies = _Updates("run_retry_policies", "run_id")
         self.events: list[tuple[Any, ...]] = []
         self.facts: list[tuple[str, msgspec.Struct]] = []
         self.settled: list[str] = []
@@ -247,28 +254,28 @@ class _Batch:
         run = after.run
         if run is not old.run:
             run = msgspec.structs.replace(run, version=run.version + 1)
-            if before is None:
+            if old.run is None:
                 self.new_runs.append((*msgspec.structs.astuple(run), self.inputs.get(run.id)))
             else:
-                self.runs.append(_values(run, _RUN_CHANGES))
+                self.runs.add(run.id, old.run, run)
         attempt, lease, policy = after.attempt, after.lease, after.policy
         ended = False
         if attempt is not None and attempt is not old.attempt:
             if old.attempt is None or old.attempt.id != attempt.id:
                 self.new_attempts.append(msgspec.structs.astuple(attempt))
             else:
-                self.attempts.append(_values(attempt, _ATTEMPT_CHANGES))
+                self.attempts.add(attempt.id, old.attempt, attempt)
                 ended = not ATTEMPT_EDGES[attempt.status]
         if lease is not None and lease is not old.lease:
             if old.lease is None or old.lease.attempt_id != lease.attempt_id:
                 self.new_leases.append(msgspec.structs.astuple(lease))
             else:
-                self.leases.append(_values(lease, _LEASE_CHANGES))
+                self.leases.add(lease.attempt_id, old.lease, lease)
         if policy is not None and policy is not old.policy:
             if old.policy is None:
                 self.new_policies.append(msgspec.structs.astuple(policy))
             else:
-                self.policies.append(_values(policy, _POLICY_CHANGES))
+                self.policies.add(policy.run_id, old.policy, policy)
         self._tell(run, attempt, after.events, ended)
         if ended and attempt is not None and old.run is not None and old.run.cancel_requested_at_ms is not None:
             self.settled.append(attempt.id)
@@ -336,7 +343,3 @@ class _Nothing(NamedTuple):
 
 
 _NOTHING: Final = _Nothing()
-
-
-def _values(record: msgspec.Struct, names: Sequence[str]) -> tuple[Any, ...]:
-    return tuple([getattr(record, name) for name in names])
