@@ -238,7 +238,10 @@ class TaskList(Message, frozen=True, kw_only=True, tag="tasks.list/1"):
 
 
 class TaskRun(Message, frozen=True, kw_only=True, tag="tasks.run/1"):
-    """Run a task now. The same idempotency key with the same content gives the same run."""
+    """Run a task now. The same idempotency key with the same content gives the same run.
+
+    `trigger` is one of its triggers of kind `manual`: its inputs are taken, with `inputs` over them.
+    """
 
     actor: Actor
     project: ProjectId
@@ -248,6 +251,7 @@ class TaskRun(Message, frozen=True, kw_only=True, tag="tasks.run/1"):
     priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None
     trigger_type: Literal["manual", "api", "webhook", "approved_action"] = "manual"
     expected_revision: int | None = None
+    trigger: Id | None = None
 
 
 class TaskRunItem(Value, frozen=True, kw_only=True):

@@ -167,11 +167,12 @@ class PreviewAnswer(Message, frozen=True, kw_only=True, tag="triggers.previewed/
 
 
 class TriggerList(Message, frozen=True, kw_only=True, tag="triggers.list/1"):
-    """Triggers of a project or of a task."""
+    """Triggers of a project or of a task, or one by its id."""
 
     actor: Actor
     project: ProjectId
     task: str | None = None
+    trigger: Id | None = None
     page: Page = Page()
 
 

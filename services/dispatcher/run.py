@@ -79,7 +79,8 @@ def admit(order: RunOrder, revision: ExecutionRevision, lane: str, digest_of_req
         event_sequence=1,
         created_at_ms=now,
     )
-    created = Event(1, "run.created", actor_type=_asker(order), actor_id=order.trigger_id or order.requested_by.id)
+    actor_type, actor_id = _asker(order)
+    created = Event(1, "run.created", actor_type=actor_type, actor_id=actor_id)
     return Case(run, policy=policy_of(run.id, revision), events=(created,))
 
 
@@ -227,7 +228,8 @@ def action_digest(run: RunRecord, inputs: str | None) -> str:
     )
 
 
-def _asker(order: RunOrder) -> ActorType:
-    if order.trigger_id is not None:
-        return "trigger"
-    return order.requested_by.type
+def _asker(order: RunOrder) -> tuple[ActorType, str]:
+    """Who is told to have asked: the trigger, unless a person ran it."""
+    if order.trigger_id is not None and order.requested_by.type == "system":
+        return "trigger", order.trigger_id
+    return order.requested_by.type, order.requested_by.id

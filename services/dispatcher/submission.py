@@ -277,7 +277,10 @@ def hold_order(record: HoldRecord, run: RunRecord, revision: ExecutionRevision, 
     }
     if inputs is not None:
         preview["inputs"] = inputs[:_PREVIEW_CHARS]
-    asker = Subject(type="system", id=f"trigger/{run.trigger_id}") if run.trigger_id else _subject(run)
+    asker = _subject(run)
+    if run.trigger_id and asker.type == "system":
+        # A person who runs a trigger asks for himself: nobody decides about his own run in a trigger's name.
+        asker = Subject(type="system", id=f"trigger/{run.trigger_id}")
     return HoldOrder(
         order_id=record.order_id,
         request_id=run.id,

@@ -72,6 +72,7 @@ def for_fire(
     not_before_ms: int | None = None,
     parent_run_id: str | None = None,
     hold: bool = False,
+    requested_by: Subject | None = None,
 ) -> Admission:
     """The order of one occasion of a trigger (an instant, a call, another run); its key is the same, whoever asks."""
     key = f"{KEY_PREFIX}{trigger_type}:v1:{trigger_id}:{trigger_revision}:{occasion}"
@@ -81,7 +82,7 @@ def for_fire(
         project=pinned.revision.project,
         revision=pinned.digest,
         trigger_type=trigger_type,
-        requested_by=Subject(type="system", id=f"trigger:{trigger_id}"),
+        requested_by=requested_by or Subject(type="system", id=f"trigger:{trigger_id}"),
         created_at_ms=now_ms,
         idempotency_key=key,
         trigger_id=trigger_id,
@@ -104,8 +105,9 @@ def for_person(
     inputs: dict[str, Any] | None,
     hold: bool,
     now_ms: int,
+    trigger: tuple[str, int] | None = None,
 ) -> Admission:
-    """The order of a person or program that runs a task now."""
+    """The order of a person or program that runs a task now, through a trigger (id, revision) or without one."""
     order_id = new_id()
     order = RunOrder(
         order_id=order_id,
@@ -117,10 +119,11 @@ def for_person(
         created_at_ms=now_ms,
         idempotency_key=idempotency_key or f"{KEY_PREFIX}run:v1:{order_id}",
         priority=priority,
+        trigger_id=trigger[0] if trigger else None,
         inputs=inputs,
         hold=hold,
     )
-    return Admission(order, pinned.revision)
+    return Admission(order, pinned.revision, trigger[1] if trigger else None)
 
 
 def messages(admissions: Iterable[Admission]) -> Iterator[SubmitRuns]:

@@ -36,7 +36,6 @@ from services.scheduler import ahead, scheduling, triggers
 from services.scheduler import tasks as rules
 from services.scheduler.bells import BELL, RING_BELL
 from services.scheduler.differences import differences, plain
-from services.scheduler.parameters import check_inputs
 from services.scheduler.store import admissions as admission_store
 from services.scheduler.store import schedules
 from services.scheduler.store import tasks as store
@@ -63,9 +62,9 @@ class Catalogue:
         """The same, as a part of a transaction."""
         warnings = rules.check(ask.spec)
         specs = triggers.read_specs(ask.triggers, self._clock.now_ms())
-        for trigger in specs:
-            if trigger.inputs is not None:
-                check_inputs(ask.spec.parameters, trigger.inputs)
+        for index, trigger in enumerate(specs):
+            with triggers.placed(f"triggers[{index}]"):
+                triggers.check_given(trigger, ask.spec.parameters)
         request = rules.request_digest(
             "tasks.create",
             {

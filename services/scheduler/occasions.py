@@ -11,7 +11,7 @@ import structlog
 
 from schemas.base import decode
 from schemas.errors import Ql3Error
-from schemas.identity import PolicyDecision
+from schemas.identity import PolicyDecision, Subject
 from schemas.limits import BATCH_ITEMS
 from schemas.runs import RUN_TERMINAL, RunAnswer, RunChanged, Submitted, TriggerType
 from schemas.system import FeedItem, FeedPage
@@ -260,7 +260,14 @@ class Occasions:
         occasion = f"{instant}:{ask.mutation_id}" if instant in known else str(instant)
         later = starts_ms if starts_ms > self._clock.now_ms() else None
         made = await self._admission(
-            tx, row, "backfill", occasion, scheduled_for_ms=instant, not_before_ms=later, hold=hold
+            tx,
+            row,
+            "backfill",
+            occasion,
+            scheduled_for_ms=instant,
+            not_before_ms=later,
+            hold=hold,
+            requested_by=Subject(type=ask.actor.type, id=ask.actor.id),
         )
         if instant not in known:
             return made
@@ -308,6 +315,7 @@ class Occasions:
         not_before_ms: int | None = None,
         parent_run_id: str | None = None,
         hold: bool = False,
+        requested_by: Subject | None = None,
     ) -> Admission:
         task = (await tasks.current_executions(tx, [row["task_id"]])).get(row["task_id"])
         if task is None or task["deleted"] or not task["enabled"]:
@@ -327,6 +335,7 @@ class Occasions:
             not_before_ms=not_before_ms,
             parent_run_id=parent_run_id,
             hold=hold,
+            requested_by=requested_by,
         )
 
     async def _store(self, tx: Transaction, made: Sequence[Admission]) -> list[Admission]:

@@ -52,6 +52,17 @@ def check_inputs(parameters: dict[str, Any] | None, inputs: dict[str, Any] | Non
     return filled or None
 
 
+def check_preset(parameters: dict[str, Any] | None, inputs: dict[str, Any] | None, *, more_later: bool) -> None:
+    """What a trigger gives to each run. With `more_later` whoever fires it may add what is still missing.
+
+    Raises as `check_inputs`.
+    """
+    if more_later:
+        parameters = parameters and {name: value for name, value in parameters.items() if name != "required"}
+        inputs = inputs or {}
+    check_inputs(parameters, inputs)
+
+
 def _defaults(parameters: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, definition in cast("dict[str, Any]", parameters.get("properties", {})).items():

@@ -22,7 +22,9 @@ from services.scheduler.executions import Executions
 from services.scheduler.parameters import INPUT_BYTES, check_inputs
 from services.scheduler.store import admissions as store
 from services.scheduler.store import tasks as task_store
+from services.scheduler.store import triggers as trigger_store
 from services.scheduler.submitting import ANSWER_MS, Submitter, admission_of
+from services.scheduler.triggers import stored_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class RunAsk:
     priority: int | None = None
     idempotency_key: str | None = None
     expected_revision: int | None = None
+    trigger: str | None = None
 
 
 def check(inputs: dict[str, Any] | None, idempotency_key: str | None) -> None:
@@ -149,16 +152,32 @@ class RunDesk:
         if ask.expected_revision is not None and ask.expected_revision != row["revision"]:
             raise Ql3Error("version_conflict", field="expected_revision", data={"revision": row["revision"]})
         parameters = await self._executions.parameters(tx, row["project"], row["id"], row["revision"])
+        inputs, trigger = ask.inputs, None
+        if ask.trigger is not None:
+            found = await self._manual(tx, row, ask.trigger)
+            inputs = {**(stored_spec(found).inputs or {}), **(ask.inputs or {})} or None
+            trigger = (found["id"], found["revision"])
         return for_person(
             await self._executions.load(tx, row["id"], row["revision"]),
             trigger_type=ask.trigger_type,
             requested_by=Subject(type=ask.actor.type, id=ask.actor.id),
             idempotency_key=ask.idempotency_key,
             priority=ask.priority,
-            inputs=check_inputs(parameters, ask.inputs),
+            inputs=check_inputs(parameters, inputs),
+            trigger=trigger,
             hold=ask.decision.effect == "require_approval",
             now_ms=now_ms,
         )
+
+    async def _manual(self, tx: Transaction, task: Row, trigger: str) -> Row:
+        found = await trigger_store.find(tx, task["project"], trigger)
+        if found is None or found["task_id"] != task["id"]:
+            raise Ql3Error("not_found", "The task has no such trigger.", field="trigger")
+        if found["kind"] != "manual":
+            raise Ql3Error("invalid", "Only a trigger of kind `manual` is run by people.", field="trigger")
+        if not found["enabled"]:
+            raise Ql3Error("conflict", "The trigger is disabled; enable it first.", field="trigger")
+        return found
 
     async def _known(self, tx: Transaction, made: list[Admission]) -> dict[tuple[str, str], Row]:
         keys: defaultdict[str, list[str]] = defaultdict(list)

@@ -355,6 +355,7 @@ class SchedulerService:
                 priority=ask.priority,
                 idempotency_key=ask.idempotency_key,
                 expected_revision=ask.expected_revision,
+                trigger=ask.trigger,
             )
         )
         assert result.run is not None

@@ -30,7 +30,6 @@ from services.scheduler import triggers as rules
 from services.scheduler.bells import RING_BELL
 from services.scheduler.chains import refuse_cycle
 from services.scheduler.decisions import settle_stop
-from services.scheduler.parameters import check_inputs
 from services.scheduler.store import admissions as admission_store
 from services.scheduler.store import schedules
 from services.scheduler.store import tasks as task_store
@@ -58,8 +57,9 @@ class Timetable:
 
     def creating(self, ask: TriggerCreate, decision: PolicyDecision) -> Work:
         """The same, as a part of a transaction."""
-        spec = rules.check(ask.spec, self._clock.now_ms())
-        rules.spec_text(spec)
+        with rules.placed("spec"):
+            spec = rules.check(ask.spec, self._clock.now_ms())
+            rules.spec_text(spec)
         request = request_digest("triggers.create", {"project": ask.project, "task": ask.task, "spec": spec})
         # The digest of the secret is not part of it: a repeat comes with another secret, and the first one stays.
 
@@ -101,8 +101,9 @@ class Timetable:
 
     def updating(self, ask: TriggerUpdate, decision: PolicyDecision) -> Work:
         """The same, as a part of a transaction."""
-        spec = rules.check(ask.spec, self._clock.now_ms())
-        text = rules.spec_text(spec)
+        with rules.placed("spec"):
+            spec = rules.check(ask.spec, self._clock.now_ms())
+            text = rules.spec_text(spec)
         content = {"trigger": ask.trigger, "expected": ask.expected_revision, "spec": spec}
         request = request_digest("triggers.update", content)
 
@@ -237,9 +238,12 @@ class Timetable:
         return str(row["task_id"])
 
     async def list(self, ask: TriggerList) -> TriggerPage:
-        """Triggers of a project, or of one task."""
+        """Triggers of a project, or of one task; or one alone, when it is there."""
 
         async def work(tx: Transaction) -> TriggerPage:
+            if ask.trigger is not None:
+                row = await store.find(tx, ask.project, ask.trigger)
+                return TriggerPage(items=[] if row is None else [trigger_view(row)], next=None)
             task_id = (await _task(tx, ask.project, ask.task))["id"] if ask.task else None
             after = ask.page.cursor or _BEFORE_ALL
             rows = await store.page(tx, ask.project, task_id, after, ask.page.limit + 1)
@@ -277,9 +281,9 @@ async def _task(tx: Transaction, project: str, task: str) -> Row:
 
 
 def _check_inputs(task: Row, spec: TriggerSpec) -> None:
-    if spec.inputs is not None:
-        known = read_spec(task["spec"], task["project"], task["id"], task["revision"], task["content_digest"])
-        check_inputs(known.parameters, spec.inputs)
+    known = read_spec(task["spec"], task["project"], task["id"], task["revision"], task["content_digest"])
+    with rules.placed("spec"):
+        rules.check_given(spec, known.parameters)
 
 
 async def _trigger(tx: Transaction, project: str, trigger_id: str) -> Row:

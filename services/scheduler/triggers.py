@@ -22,7 +22,7 @@ from services.scheduler.cron.rfc3339 import write_instant
 from services.scheduler.cron.words import explain
 from services.scheduler.cron.zones import Zone, zone
 from services.scheduler.exclusions import Exclusions
-from services.scheduler.parameters import INPUT_BYTES
+from services.scheduler.parameters import INPUT_BYTES, check_preset
 from services.scheduler.tasks import sorted_text
 
 CALENDAR: Final = frozenset({"cron", "interval", "once"})
@@ -131,6 +131,13 @@ def _plan(trigger_id: str, text: str, anchor_ms: int) -> Plan:
     return Plan(trigger_id, spec, _schedule(spec, trigger_id), zone(spec.timezone), anchor_ms, excluded)
 
 
+def stored_spec(row: Any) -> TriggerSpec:
+    """The specification in a row of a trigger. Raises `revision_unavailable` when it is not what was written."""
+    if content_digest(row["spec"]) != row["content_digest"]:
+        raise Ql3Error("revision_unavailable", data={"trigger_id": row["id"]})
+    return msgspec.json.decode(row["spec"], type=TriggerSpec)
+
+
 def stored_plan(trigger_id: str, text: str, digest: str, anchor_ms: int) -> Plan:
     """The calendar of a stored specification. Raises `revision_unavailable` when the row is not what was written."""
     if content_digest(text) != digest:
@@ -150,7 +157,7 @@ def read_specs(plain: list[Any], now_ms: int) -> list[TriggerSpec]:
     """Triggers as people sent them with a task. Raises with the path of the field."""
     specs: list[TriggerSpec] = []
     for index, item in enumerate(plain):
-        with _placed(f"triggers[{index}]"):
+        with placed(f"triggers[{index}]"):
             specs.append(check(item if isinstance(item, TriggerSpec) else read_plain(item, TriggerSpec), now_ms))
     return specs
 
@@ -163,7 +170,7 @@ def check(spec: TriggerSpec, now_ms: int) -> TriggerSpec:
     if expression is not None:
         if kind not in ("cron", "interval", "once", "boot"):
             raise Ql3Error("invalid", f"A trigger of kind `{kind}` takes no expression.", field="expression")
-        with _placed("expression"):
+        with placed("expression"):
             schedule = parse(expression, seed="check")
             instants.refuse_never(schedule)
         kind, expression, at_ms = _kind_of(schedule, spec)
@@ -213,7 +220,8 @@ def _kind_of(schedule: Schedule, spec: TriggerSpec) -> tuple[Any, str | None, in
 
 def preview(spec: TriggerSpec, now_ms: int, count: int) -> PreviewAnswer:
     """What a trigger would do from now on. Raises as `check` does."""
-    checked = check(spec, now_ms)
+    with placed("spec"):
+        checked = check(spec, now_ms)
     found = plan("preview", checked, now_ms // 1000 * 1000)
     if found is None:
         return PreviewAnswer(spec=checked, english=None, chinese=None, instants=[])
@@ -226,6 +234,11 @@ def preview(spec: TriggerSpec, now_ms: int, count: int) -> PreviewAnswer:
     )
 
 
+def check_given(spec: TriggerSpec, parameters: dict[str, Any] | None) -> None:
+    """Whether what a trigger gives to its runs is what the task takes. Raises as `check_inputs` does."""
+    check_preset(parameters, spec.inputs, more_later=spec.kind in ("manual", "webhook"))
+
+
 def _check_times(spec: TriggerSpec) -> None:
     if spec.start_at_ms is not None and spec.end_at_ms is not None and spec.end_at_ms < spec.start_at_ms:
         raise Ql3Error("invalid", "It ends before it starts.", field="end_at_ms")
@@ -235,7 +248,7 @@ def _check_times(spec: TriggerSpec) -> None:
             raise Ql3Error("invalid", "Write a time before the year 3000.", field=field)
 
 
-class _placed:  # noqa: N801 - reads as a statement
+class placed:  # noqa: N801 - reads as a statement
     """Puts a path before the field of a refusal."""
 
     def __init__(self, path: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from schemas.artifacts import PurgeRuns
 from schemas.errors import Ql3Error
+from schemas.identity import Subject
 from schemas.runs import DispatchClose, RunRelease, RunReleaseAnswer
 from schemas.tasks import Execution, Overlap, RetryPolicy, SecretRef, Terms, Variable
 from services.dispatcher import holding, purging
@@ -16,6 +17,7 @@ from services.dispatcher.store import holds
 from services.kit.ids import new_id
 from tests.dispatcher.house import Hand, Ledger, order, revision, running
 
+TRIGGER = "0198c0de-0000-7000-8000-000000000001"
 HELD = revision(terms=Terms(needs_approval=True))
 
 
@@ -52,6 +54,26 @@ async def test_a_rule_of_the_project_holds_what_the_task_itself_does_not(ledger:
     (run,) = await ledger.submit(revision(), hold=True)
     assert (run.status, run.attempt) == ("waiting_approval", 0)
     assert (await release(ledger, run.id, "approved")).run_status == "queued"
+
+
+@pytest.mark.parametrize(
+    ("trigger_type", "requester", "asker"),
+    [
+        ("cron", Subject(type="system", id=f"trigger:{TRIGGER}"), Subject(type="system", id=f"trigger/{TRIGGER}")),
+        ("backfill", Subject(type="user", id="ada"), Subject(type="user", id="ada")),
+        ("manual", Subject(type="user", id="ada"), Subject(type="user", id="ada")),
+    ],
+)
+async def test_a_person_asks_for_himself_also_through_a_trigger(
+    ledger: Ledger, trigger_type: Any, requester: Subject, asker: Subject
+) -> None:
+    """Otherwise he could decide about his own run in the trigger's name."""
+    (run,) = await ledger.submit(HELD, trigger_id=TRIGGER, trigger_type=trigger_type, requested_by=requester)
+    message, _ = await ledger.database.transact(lambda tx: holding.ring(tx, ledger.revisions))
+    assert message is not None
+    (told,) = message.requests
+    assert told.request_id == run.id
+    assert told.requested_by == asker
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ async def test_a_run_gets_checked_inputs(room: Room, clock: ManualClock) -> None
 async def test_a_trigger_gives_inputs_and_is_refused_for_wrong_ones(room: Room, clock: ManualClock) -> None:
     with pytest.raises(Ql3Error) as refused:
         await room.create("deep", cron("@hourly", inputs={"depth": 0}), spec=with_parameters(DEPTH))
-    assert refused.value.field == "inputs.depth"
+    assert refused.value.field == "triggers[0].inputs.depth"
     task = await room.create("deep", cron("@hourly", inputs={"ratio": 0.5}), spec=with_parameters(DEPTH))
     clock.advance(3_600_000)
     await room.look()

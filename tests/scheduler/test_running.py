@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from schemas.errors import Ql3Error
+from schemas.triggers import TriggerCreate, TriggerSpec
+from services.kit.ids import new_id
 from services.scheduler import running
 from services.scheduler.running import RunAsk
 from tests.fixtures_database import shift_clock
-from tests.scheduler.conftest import ALICE, ALLOW, PROJECT, Room, spec
+from tests.scheduler.conftest import ALICE, ALLOW, PROJECT, Room, cron, spec
 
 
 async def states(room: Room) -> list[str]:
@@ -141,3 +144,68 @@ def test_keys_and_inputs_are_bounded() -> None:
     with pytest.raises(Ql3Error) as refused:
         running.check(None, "ql3:cron:v1:x")
     assert (refused.value.code, refused.value.field) == ("invalid", "idempotency_key")
+
+
+async def test_a_manual_trigger_gives_its_inputs_and_takes_others_over_them(room: Room) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 1}, "who": {"type": "string", "default": "you"}},
+        "required": ["n"],
+    }
+    task = await room.create(
+        "hello",
+        TriggerSpec(kind="manual", inputs={"n": 3}),
+        spec=msgspec.structs.replace(spec(), parameters=parameters),
+    )
+    trigger = await room.trigger()
+    assert trigger.next_fire_at_ms is None
+    await room.run("hello", trigger=trigger.id)
+    await room.run("hello", trigger=trigger.id, inputs={"n": 5, "who": "me"})
+    orders = list(room.ledger.runs.values())
+    assert [order.inputs for order in orders] == [{"n": 3, "who": "you"}, {"n": 5, "who": "me"}]
+    # The run tells both who asked and through what; it is that person's run.
+    assert {(order.trigger_id, order.trigger_type, order.requested_by.id) for order in orders} == {
+        (trigger.id, "manual", "alice")
+    }
+    with pytest.raises(Ql3Error) as refused:
+        await room.run("hello", trigger=trigger.id, inputs={"n": 0})
+    assert (refused.value.code, refused.value.field) == ("invalid", "inputs.n")
+    await room.enable_trigger(trigger, False)
+    with pytest.raises(Ql3Error) as refused:
+        await room.run("hello", trigger=trigger.id)
+    assert (refused.value.code, refused.value.field) == ("conflict", "trigger")
+    assert task.name == "hello"
+    assert len(room.ledger.runs) == 2
+
+
+async def test_only_a_manual_trigger_of_the_task_is_run(room: Room) -> None:
+    await room.create("other", TriggerSpec(kind="manual"))
+    foreign = await room.trigger()
+    task = await room.create("hello", cron("0 3 * * *"))
+    for trigger, code in ((foreign.id, "not_found"), (task.triggers[0].id, "invalid"), (new_id(), "not_found")):
+        with pytest.raises(Ql3Error) as refused:
+            await room.run("hello", trigger=trigger)
+        assert (refused.value.code, refused.value.field) == (code, "trigger")
+    assert room.ledger.runs == {}
+
+
+async def test_inputs_of_a_manual_trigger_are_checked_when_it_is_saved(room: Room) -> None:
+    typed = msgspec.structs.replace(spec(), parameters={"properties": {"n": {"type": "integer"}}})
+    with pytest.raises(Ql3Error) as refused:
+        await room.create("hello", TriggerSpec(kind="manual", inputs={"n": "three"}), spec=typed)
+    assert refused.value.code == "invalid"
+    assert (refused.value.field or "").endswith("inputs.n")
+
+
+async def test_a_trigger_that_gives_too_little_is_refused_when_it_is_saved(room: Room) -> None:
+    """Unless somebody may add the rest: whoever runs a manual one, or what calls a webhook."""
+    needy = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    typed = msgspec.structs.replace(spec(), parameters=needy)
+    with pytest.raises(Ql3Error) as refused:
+        await room.create("hello", cron("0 3 * * *"), spec=typed)
+    assert (refused.value.code, refused.value.field) == ("invalid", "triggers[0].inputs")
+    await room.create("hello", TriggerSpec(kind="manual"), cron("0 3 * * *", inputs={"n": 1}), spec=typed)
+    ask = TriggerCreate(actor=ALICE, project=PROJECT, task="hello", spec=cron("0 4 * * *"))
+    with pytest.raises(Ql3Error) as refused:
+        await room.timetable.create(ask, ALLOW)
+    assert refused.value.field == "spec.inputs"

@@ -372,4 +372,4 @@ def test_a_trigger_is_previewed_as_it_would_be() -> None:
     assert preview(cron("@boot"), now, 3).instants == []
     with pytest.raises(Ql3Error) as refused:
         preview(cron("? * * * *"), now, 3)
-    assert refused.value.field == "expression.minute"
+    assert refused.value.field == "spec.expression.minute"

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from schemas import endpoints, limits
 from schemas.base import Value, View
-from schemas.ids import Slug
+from schemas.ids import Id, Slug
 from schemas.runs import Run
 from schemas.tasks import (
     Change,
@@ -68,11 +68,15 @@ class TaskAt(Value, frozen=True, kw_only=True):
 
 
 class RunNow(Value, frozen=True, kw_only=True):
-    """A run now. `expected_revision` refuses when the task was changed meanwhile."""
+    """A run now. `expected_revision` refuses when the task was changed meanwhile.
+
+    `trigger` is one of the task's of kind `manual`: its inputs are taken, with `inputs` over them.
+    """
 
     inputs: dict[str, Any] | None = None
     priority: Annotated[int, Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)] | None = None
     expected_revision: int | None = None
+    trigger: Id | None = None
 
 
 @operations.get("/projects/{project}/tasks", TaskQuery, Listing[Task])
@@ -241,5 +245,6 @@ async def run_task(call: Call[RunNow]) -> Run:
         priority=call.input.priority,
         trigger_type="manual" if call.principal and call.principal.kind == "session" else "api",
         expected_revision=call.input.expected_revision,
+        trigger=call.input.trigger,
     )
     return (await call.ask(endpoints.TASKS_RUN, question)).run

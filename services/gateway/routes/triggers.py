@@ -34,9 +34,10 @@ TaskName = Annotated[str, Meta(min_length=1, max_length=63)]
 
 
 class TriggerQuery(Paged, frozen=True, kw_only=True):
-    """Of which task (name or id), or of all."""
+    """Of which task (name or id), or of all; or one, by its id."""
 
     task: TaskName | None = None
+    trigger: Id | None = None
 
 
 class MissedQuery(Paged, frozen=True, kw_only=True):
@@ -89,7 +90,10 @@ class Backfilled(View, frozen=True, kw_only=True):
 @operations.get("/projects/{project}/triggers", TriggerQuery, Listing[Trigger])
 async def list_triggers(call: Call[TriggerQuery]) -> Listing[Trigger]:
     """Triggers of a project or of a task, with their next instants."""
-    question = TriggerList(actor=call.actor, project=call.project, task=call.input.task, page=call.input.page)
+    query = call.input
+    question = TriggerList(
+        actor=call.actor, project=call.project, task=query.task, trigger=query.trigger, page=query.page
+    )
     return listing(await call.ask(endpoints.TRIGGERS_LIST, question))
 
 
