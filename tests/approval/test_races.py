@@ -30,6 +30,7 @@ LOST = {
     "fence_rejected",
     "bootstrap_rejected",
     "bootstrap_closed",
+    "challenge_active",
     "policy_fence_conflict",
     "last_owner",
     "conflict",
@@ -192,6 +193,27 @@ async def test_the_last_two_owners_do_not_both_go(two: tuple[Works, Works]) -> N
         versions[name] += 1
         await one.bind(Subject(type="user", id=name), "owner", expected=versions[name])
         versions[name] += 1
+
+
+async def test_bootstrap_issue(two: tuple[Works, Works]) -> None:
+    one, other = two
+    for number in range(ROUNDS // 4):
+        project = f"i{number}"
+        await one.authority.create_project(ProjectCreate(actor=console(), id=project, name=project))
+
+        def issue(works: Works, letter: str, project: str = project, number: int = number) -> Any:
+            return works.directory.issue(
+                BootstrapIssue(
+                    actor=console(),
+                    project=project,
+                    challenge_id=f"{letter}{number:021d}",
+                    token_digest=f"{number:064d}",
+                )
+            )
+
+        outcomes = await race(issue(one, "a"), issue(other, "b"))
+        assert len(won(outcomes)) == 1
+        assert [o.code for o in outcomes if isinstance(o, Ql3Error)] == ["challenge_active"]
 
 
 async def test_bootstrap_claim(two: tuple[Works, Works]) -> None:
