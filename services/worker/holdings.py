@@ -279,6 +279,10 @@ class Holdings:
             held = self._doubts.get(gone.attempt)
             if held is None or held.state == "ended":
                 continue
+            if self.held.get(gone.attempt) is not held:
+                # Offered anew: so it never passed the barrier, and there was nothing to doubt.
+                del self._doubts[gone.attempt]
+                continue
             if gone.presence == "gone":
                 del self._doubts[gone.attempt]
                 self._vanished(held)

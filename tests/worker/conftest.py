@@ -224,3 +224,20 @@ async def worker(tmp_path: Path, bus_for: BusFactory) -> AsyncIterator[Any]:
     worker = Worker(tmp_path / "data", bus_for)
     yield worker
     await worker.stop()
+
+
+@pytest_asyncio.fixture
+async def doomed(tmp_path: Path, nats_server: Any, ledger: Any) -> AsyncIterator[Any]:
+    """A worker apart that is not started yet (`tests.worker.apart.Lone`)."""
+    from tests.worker.apart import Lone
+
+    lone = Lone(tmp_path / "data", nats_server)
+    yield lone
+    await lone.stop()
+
+
+@pytest_asyncio.fixture
+async def lone(doomed: Any) -> Any:
+    """A worker in a process of its own."""
+    await doomed.start()
+    return doomed

@@ -61,7 +61,9 @@ class Ledger:
         self.start_within_ms = 15_000
         self.timeout_ms: int | None = None
         self._changed = asyncio.Condition()
-        self._seen: set[tuple[str, int]] = set()
+        self._seen: dict[tuple[str, int], bytes] = {}
+        self.contradictions: list[str] = []
+        """Attempts of which two different things were told under one number."""
         self._generation = 0
         self._offered: dict[str, OfferItem] = {}
 
@@ -187,8 +189,9 @@ class Ledger:
         return WorkerBeaten(refused=refused, stops=self.stops)
 
     def _may_beat(self, item: BeatItem) -> bool:
-        digest = self.digests[item.attempt_id]
-        return proof.proof_holds(digest, item.attempt_id, item.sequence, proof.BEAT_BODY, item.proof)
+        digest = self.digests.get(item.attempt_id)
+        # What never asked at the barrier is not known, and refused.
+        return digest is None or proof.proof_holds(digest, item.attempt_id, item.sequence, proof.BEAT_BODY, item.proof)
 
     async def _start(self, question: StartAttempts, caller: Caller) -> StartAnswer:
         assert caller.token == WORKER
@@ -217,13 +220,17 @@ class Ledger:
         for message in messages:
             for report in message.reports:
                 raw = bytes(report.body)
-                digest = self.digests[report.attempt_id]
+                acks.append(report.order_id)
+                digest = self.digests.get(report.attempt_id)
+                if digest is None:
+                    continue  # it never passed the barrier: heard, and of no effect
                 assert proof.proof_holds(digest, report.attempt_id, report.sequence, raw, report.proof)
                 key = (report.attempt_id, report.sequence)
+                if self._seen.get(key, raw) != raw:
+                    self.contradictions.append(report.attempt_id)
                 if key not in self._seen:
-                    self._seen.add(key)
+                    self._seen[key] = raw
                     await self.reports.add((report.attempt_id, msgspec.json.decode(raw, type=ReportBody)))
-                acks.append(report.order_id)
         if self.acking:
             await self.bus.acknowledge(WORKER, acks)
 

@@ -5,111 +5,15 @@ Every case has to end truthfully, and nothing may be started twice.
 
 from __future__ import annotations
 
-import asyncio
-import collections
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-import pytest_asyncio
 
-from services.kit.natsserver import NatsServer
-from tests.fixtures_nats import WORKER
-from tests.worker.conftest import alive, wait_gone
+from tests.worker.apart import VICTIMS, Lone, marking, starts
+from tests.worker.conftest import alive
 from tests.worker.ledger import Ledger
-from tests.worker.life import Worker
-
-VICTIMS = ("worker", "host", "both")
-
-
-class Lone:
-    """A worker in a process of its own."""
-
-    def __init__(self, data: Path, server: NatsServer) -> None:
-        self.data = data
-        data.mkdir()
-        self._server = server
-        self._process: subprocess.Popen[bytes] | None = None
-        self._life = Worker(data, None)  # type: ignore[arg-type]
-
-    async def start(self) -> None:
-        argv = [sys.executable, "-m", "tests.worker.lone", str(self.data)]
-        options = self._server.options("worker", worker=WORKER)
-        self._process = await asyncio.to_thread(_run, argv, msgspec.json.encode(options))
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
-    def host_pid(self) -> int:
-        return self._life.host_pid()
-
-    async def kill(self, victim: str) -> None:
-        """SIGKILL, and gone. What dies with it is started again, but for a host, which the worker sees to."""
-        host = self._life.host_pid()
-        if victim in ("worker", "both"):
-            assert self._process is not None
-            self._process.kill()
-        if victim in ("host", "both"):
-            os.kill(host, signal.SIGKILL)
-        if victim in ("worker", "both"):
-            await self._reap()
-        if victim in ("host", "both"):
-            await asyncio.to_thread(wait_gone, host)
-        if victim != "host":
-            await self.start()
-
-    async def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                await asyncio.to_thread(self._process.wait, 40)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                await self._reap()
-        self._life.end_host()
-
-    async def _reap(self) -> None:
-        assert self._process is not None
-        await asyncio.to_thread(self._process.wait)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-def _run(argv: list[str], first_line: bytes) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(first_line + b"\n")
-    process.stdin.flush()
-    # The other lines are its log.
-    next(line for line in process.stdout if line == b"ready\n")
-    return process
-
-
-@pytest_asyncio.fixture
-async def lone(tmp_path: Path, nats_server: NatsServer, ledger: Ledger) -> AsyncIterator[Lone]:
-    lone = Lone(tmp_path / "data", nats_server)
-    await lone.start()
-    yield lone
-    await lone.stop()
-
-
-def marking(lone: Lone, rest: str) -> tuple[str, ...]:
-    """A command that notes, once, that it was started."""
-    return ("sh", "-c", f'echo "$QL3_ATTEMPT_ID" >> {lone.data}/starts; {rest}')
-
-
-def starts(lone: Lone) -> collections.Counter[str]:
-    path = lone.data / "starts"
-    return collections.Counter(path.read_text().split() if path.exists() else [])
 
 
 def rss_kib(pid: int) -> int:
