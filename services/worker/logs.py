@@ -29,6 +29,8 @@ FOLLOW_MS: Final = 30_000
 MAX_FOLLOWED: Final = 256
 CHUNKS_A_TURN: Final = 16
 PUBLISH_BATCH: Final = 64
+PUBLISH_PAUSE_S: Final = 0.1
+"""How long finished logs wait for others, so that a burst of runs makes few batches of them."""
 DROP_AFTER_S: Final = 3600.0
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.worker")
@@ -125,7 +127,7 @@ class Logs:
         self._unpublished: dict[str, None] = {}
         self._trouble = 0
         self.live = Loop("worker.live", self._push, every_s=FOLLOW_MS / 1000)
-        self.publishing = Loop("worker.publish", self._publish, every_s=60.0)
+        self.publishing = Loop("worker.publish", self._publish_soon, every_s=60.0)
 
     def health(self) -> list[str]:
         """Why logs do not get where they belong."""
@@ -268,6 +270,12 @@ class Logs:
     async def drop(self, attempt_ids: Iterable[str]) -> None:
         """The store has these; the copies here go."""
         await asyncio.to_thread(_unlink, self._directory, list(attempt_ids))
+
+    async def _publish_soon(self) -> bool:
+        # Nobody waits for it: what is not in the store yet is read here.
+        if self._unpublished:
+            await asyncio.sleep(PUBLISH_PAUSE_S)
+        return await self._publish()
 
     async def _publish(self) -> bool:
         batch = list(self._unpublished)[:PUBLISH_BATCH]

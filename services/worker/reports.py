@@ -26,7 +26,7 @@ from services.worker.hostlink import Started
 
 TELL_START_AFTER_MS: Final = 200
 """A run that ends sooner is told in one report."""
-GATHER_S: Final = 0.005
+GATHER_S: Final = 0.01
 """How long a few reports wait for others, while many attempts run: one message and one transaction serve them all."""
 ONE_REPORT_BYTES: Final = 700
 """About what a report takes on the wire besides its body, generously."""
