@@ -129,9 +129,9 @@ def memory_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
 
 
 def default_slots(cores: int, memory_bytes: int) -> int:
-    """Runs at once where nothing else is set: 16 per core and at least 32, for most scripts wait most of their time;
+    """Runs at once where nothing else is set: 16 per core and at least 64, for most scripts wait most of their time;
     but one per 64 MiB of memory at most, and never fewer than 8."""
-    return max(8, min(max(32, 16 * cores), memory_bytes // (64 * 1024 * 1024)))
+    return max(8, min(max(64, 16 * cores), memory_bytes // (64 * 1024 * 1024)))
 
 
 def load(
