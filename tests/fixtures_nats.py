@@ -14,6 +14,7 @@ from services.kit.bus import Bus
 from services.kit.natsserver import NatsServer
 
 WORKER = "w1"
+OTHER_WORKER = "w2"
 """The id of the worker that has a user on the server of a test."""
 WAIT_S = 30.0
 """How long a test waits for what must happen; generous, because the machine may be slow."""
@@ -24,7 +25,7 @@ BusFactory = Callable[..., Awaitable[Bus]]
 @pytest_asyncio.fixture
 async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
     """A running server of this test alone; `kill()` makes it crash and its keeper start it again."""
-    server = NatsServer(tmp_path / "nats", workers=(WORKER,))
+    server = NatsServer(tmp_path / "nats", workers=(WORKER, OTHER_WORKER))
     await server.start()
     yield server
     await server.stop()

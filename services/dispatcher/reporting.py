@@ -18,8 +18,9 @@ from services.kit.database import Transaction
 
 
 class Sent(NamedTuple):
-    """One report and the session that sent it."""
+    """One report, the session that it names, and the worker on whose subject it came."""
 
+    speaker: str
     fence: SessionFence
     report: AttemptReport
 
@@ -93,7 +94,7 @@ class _Batch:
 
     def ack(self, item: Sent) -> None:
         """The sender need not send it again."""
-        self.acks.setdefault(item.fence.worker, []).append(item.report.order_id)
+        self.acks.setdefault(item.speaker, []).append(item.report.order_id)
 
     def apply(self, item: Sent, case: Case) -> None:
         """One report about its run's latest attempt."""
@@ -106,15 +107,15 @@ class _Batch:
 
     def judged(self, item: Sent, case: Case) -> Case | None:
         """The case after one report; None when it changes nothing or is refused, which is noted."""
-        fence, report = item
+        speaker, fence, report = item
         assert case.attempt is not None
         try:
-            if not attempts.is_authentic(case.attempt, report):
+            if speaker != fence.worker or not attempts.is_authentic(case.attempt, report):
                 raise Refused("forbidden", "attempts.report")
             after = attempts.settle(case, fence, report, attempts.read_body(report), self._now, self._chance())
         except Refused as refusal:
             held = Held(report.attempt_id, report.lease_generation)
-            self.rejected.append(fences.Rejection(report.run_id, refusal.code, refusal.what, held, fence.worker))
+            self.rejected.append(fences.Rejection(report.run_id, refusal.code, refusal.what, held, speaker))
             if refusal.code != "session_replaced":
                 self.ack(item)
             return None

@@ -85,7 +85,7 @@ from services.dispatcher.store import ended, runs
 from services.dispatcher.store.revisions import Revisions
 from services.dispatcher.submission import Outcome
 from services.dispatcher.turns import look, pause_s, with_now
-from services.kit.bus import Bus, Caller, Route
+from services.kit.bus import Bus, Caller, Route, Spoken
 from services.kit.clock import Clock
 from services.kit.config import Config
 from services.kit.database import Database, DatabaseUnavailable, Transaction, UniqueViolation
@@ -147,6 +147,7 @@ class DispatcherService:
         await self._bus.consume(
             NAME,
             {SubmitRuns: self._take_submissions, ReportAttempts: self._take_reports, PurgeRuns: self._take_purges},
+            spoken=(ReportAttempts,),
         )
         await self._bus.on_ack(NAME, self._acked)
         await self._bus.flush()
@@ -323,23 +324,22 @@ class DispatcherService:
             self._timing.ring()
         return answers
 
-    async def _take_reports(self, messages: list[ReportAttempts]) -> list[BaseException | None]:
+    async def _take_reports(self, messages: list[Spoken]) -> list[BaseException | None]:
         errors: list[BaseException | None] = [None] * len(messages)
         batch: list[int] = []
         weight = 0
         for index, message in enumerate(messages):
-            if batch and weight + len(message.reports) > limits.BATCH_ITEMS:
+            if batch and weight + len(message.message.reports) > limits.BATCH_ITEMS:
                 await self._settle(messages, batch, errors)
                 batch, weight = [], 0
             batch.append(index)
-            weight += len(message.reports)
+            weight += len(message.message.reports)
         await self._settle(messages, batch, errors)
         return errors
 
-    async def _settle(
-        self, messages: list[ReportAttempts], batch: list[int], errors: list[BaseException | None]
-    ) -> None:
-        sent = [Sent(messages[i].fence, report) for i in batch for report in messages[i].reports]
+    async def _settle(self, messages: list[Spoken], batch: list[int], errors: list[BaseException | None]) -> None:
+        taken = [messages[index] for index in batch]
+        sent = [Sent(speaker, message.fence, report) for speaker, message in taken for report in message.reports]
         fills = self._database.dialect == "sqlite"
 
         async def settle(tx: Transaction) -> tuple[Settled, Placed | None]:

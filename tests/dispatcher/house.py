@@ -283,7 +283,7 @@ class Hand:
         )
 
     async def send(self, *reports: AttemptReport, fence: SessionFence | None = None) -> Settled:
-        sent = [Sent(fence or self.fence, report) for report in reports]
+        sent = [Sent(self.name, fence or self.fence, report) for report in reports]
         return await self.ledger.database.transact(lambda tx: reporting.settle(tx, sent, lambda: EVEN))
 
     async def report(self, attempt_id: str, **body: Any) -> Settled:

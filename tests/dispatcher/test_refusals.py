@@ -204,6 +204,19 @@ async def _(ledger: Ledger) -> str:
     return await recorded(ledger, run_id)
 
 
+@refusal("reporting", "forbidden")
+async def _(ledger: Ledger) -> str:
+    """Signed well under the fence of another worker, but on one's own subject."""
+    hand = await hand_of(ledger)
+    run_id, attempt_id = await running(ledger, hand)
+    thief = await hand_of(ledger, "thief")
+    report = hand.signed(attempt_id, kind="ended", exit_code=0)
+    assert (await thief.send(report, fence=hand.fence)).acks == {"thief": [report.order_id]}
+    assert (await ledger.run(run_id)).status == "running"
+    assert await ledger.rows("SELECT 1 FROM run_events WHERE run_id = $1 AND actor_id = 'thief'", run_id)
+    return await recorded(ledger, run_id)
+
+
 @refusal("attempt", "message_invalid")
 async def _(ledger: Ledger) -> str:
     hand = await hand_of(ledger)

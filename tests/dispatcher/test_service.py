@@ -39,7 +39,7 @@ from schemas.runs import (
     SubmitRuns,
 )
 from schemas.tasks import Terms
-from schemas.workers import Capabilities, ReadinessRead, WorkerList, WorkerRegister
+from schemas.workers import Capabilities, ReadinessRead, ReportAttempts, WorkerList, WorkerRegister
 from services.dispatcher import submission
 from services.dispatcher.service import DispatcherService
 from services.kit.bus import Bus, Caller, Route
@@ -51,8 +51,9 @@ from services.kit.natsserver import NatsServer
 from tests.dispatcher.busworker import BusWorker, until
 from tests.dispatcher.house import PUBLIC_KEY, order, revision
 from tests.fixtures_database import DatabaseFor
-from tests.fixtures_nats import WORKER, BusFactory, Heard
+from tests.fixtures_nats import OTHER_WORKER, WORKER, BusFactory, Heard
 
+THIEF = OTHER_WORKER
 ADA = Actor(
     type="user", id="ada", authentication_id="t", assurance="single_factor", authenticated_at_ms=1,
     expires_at_ms=2**52,
@@ -188,6 +189,30 @@ async def test_a_worker_speaks_for_itself_alone(house: House) -> None:
     with pytest.raises(Ql3Error) as refused:
         await bus.request(WORKERS_REGISTER, question, token=WORKER)
     assert refused.value.code == "forbidden"
+
+
+async def test_a_report_on_anothers_subject_is_refused_and_recorded(house: House) -> None:
+    """However well it is signed: the bus lets each worker speak under its own name alone."""
+    worker = await house.worker(decide=lambda _: None)
+    of = revision()
+    one = order(of)
+    scheduler = await house.bus_for("scheduler")
+    await scheduler.request(RUNS_SUBMIT, SubmitRuns(sender="scheduler", revisions=[of], runs=[one]))
+    run = await until(lambda: house.run(one.run_id), lambda run: run.status == "running")
+    thief = await house.bus_for("worker", worker=THIEF, streams=False)
+    acks = Heard()
+
+    async def heard(ids: list[str]) -> None:
+        await acks.add(*ids)
+
+    await thief.on_ack(THIEF, heard)
+    await thief.flush()
+    report = worker.signed(run.attempt_id, kind="ended", exit_code=0)
+    await thief.publish(subjects.report(THIEF), ReportAttempts(fence=worker.fence, reports=[report]))
+    await acks.until(lambda items: report.order_id in items)
+    assert (await house.run(one.run_id)).status == "running"
+    events = await house.bus.request(RUNS_EVENTS, RunEventList(actor=ADA, project="default", run=one.run_id))
+    assert [(event.type, event.actor_id) for event in events.items][-1] == ("attempt.fence_refused", THIEF)
 
 
 async def test_orders_that_others_keep_committing_first_are_refused_for_now(

@@ -2,7 +2,7 @@
 
 from services.kit.bus.bus import Bus, DeliveryHandler, Outgoing
 from services.kit.bus.connection import BusOptions, Subscription
-from services.kit.bus.consumer import BatchHandler
+from services.kit.bus.consumer import BatchHandler, Spoken
 from services.kit.bus.dead import DeadLetter
 from services.kit.bus.envelope import MSG_ID, SCHEMA, TRACEPARENT, Delivery, current_traceparent, headers_for
 from services.kit.bus.micro import Caller, Route
@@ -20,6 +20,7 @@ __all__ = [
     "DeliveryHandler",
     "Outgoing",
     "Route",
+    "Spoken",
     "Subscription",
     "current_traceparent",
     "headers_for",

@@ -271,25 +271,36 @@ class Bus:
 
     # -- orders
 
-    async def consume(self, service: str, handlers: Mapping[type[msgspec.Struct], BatchHandler]) -> None:
+    async def consume(
+        self,
+        service: str,
+        handlers: Mapping[type[msgspec.Struct], BatchHandler],
+        *,
+        spoken: Collection[type[msgspec.Struct]] = (),
+    ) -> None:
         """Read the service's orders. A handler gets a list of one type of message and returns after its commit.
 
         It may return one outcome per item; an exception there, or a raised one after the batch was tried item by item,
-        means that the order is delivered again later, and buried after eight deliveries.
+        means that the order is delivered again later, and buried after eight deliveries. Orders of the types in
+        `spoken` come as `Spoken`, with who sent them.
         """
-        await self._consume(service, command_consumer(service), handlers)
+        await self._consume(service, command_consumer(service), handlers, spoken)
 
     async def consume_worker(self, worker: str, handlers: Mapping[type[msgspec.Struct], BatchHandler]) -> None:
         """Read the orders to one worker, as `consume` does for a service."""
         await self._consume("worker", worker_consumer(worker), handlers)
 
     async def _consume(
-        self, service: str, spec: ConsumerSpec, handlers: Mapping[type[msgspec.Struct], BatchHandler]
+        self,
+        service: str,
+        spec: ConsumerSpec,
+        handlers: Mapping[type[msgspec.Struct], BatchHandler],
+        spoken: Collection[type[msgspec.Struct]] = (),
     ) -> None:
         async def bury(message: Msg, reason: str, error: str, deliveries: int) -> bool:
             return await self._bury(service, message, reason, error, deliveries)
 
-        consumer = Consumer(self._connection, self._streams, spec, handlers, bury)
+        consumer = Consumer(self._connection, self._streams, spec, handlers, bury, spoken)
         self._consumers.append(consumer)
         await consumer.start()
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Union, cast
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Union, cast
 
 import msgspec
 import structlog
@@ -21,6 +21,14 @@ from schemas.limits import BATCH_ITEMS, MAX_DELIVERIES
 from services.kit.bus.connection import BACKOFF_MAX_S, BACKOFF_MIN_S, Connection, ConnectionLost, Subscription
 from services.kit.bus.envelope import TRACEPARENT, place_of, set_traceparent
 from services.kit.bus.streams import NANO, ConsumerSpec, Streams
+
+
+class Spoken(NamedTuple):
+    """An order with who spoke: the last token of its subject, which only the NATS user of that name may use."""
+
+    speaker: str
+    message: Any
+
 
 BatchHandler = Callable[[list[Any]], Awaitable["Sequence[BaseException | None] | None"]]
 Bury = Callable[[Msg, str, str, int], Awaitable[bool]]
@@ -53,6 +61,7 @@ class Consumer:
         spec: ConsumerSpec,
         handlers: Mapping[type[msgspec.Struct], BatchHandler],
         bury: Bury,
+        spoken: Collection[type[msgspec.Struct]] = (),
     ) -> None:
         if not handlers:
             raise ValueError("a consumer needs handlers")
@@ -62,6 +71,7 @@ class Consumer:
         self._handlers = dict(handlers)
         self._decodable: Any = Union[tuple(self._handlers)]  # noqa: UP007 - built at run time
         self._bury = bury
+        self._spoken = frozenset(spoken)
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{spec.stream}.{spec.name}"
         self._inbox = f"{connection.inbox}.pull-{spec.name}-{id(self):x}"
         self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
@@ -207,7 +217,10 @@ class Consumer:
             except Ql3Error as error:
                 await self._end(message, "undecodable", error.field or "", delivered)
                 continue
-            groups.setdefault(cast("type[msgspec.Struct]", type(decoded)), []).append((message, decoded))
+            kind = cast("type[msgspec.Struct]", type(decoded))
+            if kind in self._spoken:
+                decoded = Spoken(message.subject.rpartition(".")[2], decoded)
+            groups.setdefault(kind, []).append((message, decoded))
         waiting = {id(message): message for items in groups.values() for message, _ in items}
         work = asyncio.create_task(self._work(groups, waiting))
         try:
