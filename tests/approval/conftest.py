@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from schemas.approvals import ApprovalDecide, Binding, HoldOrder, preview_digest
@@ -39,6 +40,7 @@ from services.kit.clock import ManualClock, WallClock
 from services.kit.config import Config
 from services.kit.database import Database
 from services.kit.ids import new_id
+from services.kit.natsserver import NatsServer
 from services.scheduler.service import SchedulerService
 from tests.fixtures_nats import BusFactory
 
@@ -309,3 +311,42 @@ async def house(database_on: Callable[..., Awaitable[Database]], bus_for: BusFac
     yield found
     for made in reversed(services):
         await made.stop()
+
+
+@pytest_asyncio.fixture
+async def others(database_on: Callable[..., Awaitable[Database]], bus_for: BusFactory) -> AsyncIterator[Any]:
+    """The real scheduler and dispatcher, for an approval service that lives in a process of its own."""
+    from tests.approval.house import House
+
+    services: list[Any] = []
+    for name, kind in (("scheduler", SchedulerService), ("dispatcher", DispatcherService)):
+        made = kind(
+            config=Config(), database=await database_on("sqlite", name), bus=await bus_for(name), clock=WallClock()
+        )
+        await made.start()
+        services.append(made)
+    house = House(await bus_for("gateway"))
+    await house.listen()
+    yield house
+    for made in reversed(services):
+        await made.stop()
+
+
+@pytest_asyncio.fixture(params=["sqlite", "postgresql"])
+async def scene(
+    request: pytest.FixtureRequest,
+    others: Any,
+    database_on: Callable[..., Awaitable[Database]],
+    nats_server: NatsServer,
+) -> AsyncIterator[Any]:
+    """Lives of the approval service on both dialects, with an agent and two tasks."""
+    from tests.approval.lives import Life, Scene
+
+    database = await database_on(request.param, "approval")
+    life = Life(database, nats_server.options("approval"))
+    made = Scene(others, life, database)
+    try:
+        await made.people()
+        yield made
+    finally:
+        await life.kill()

@@ -1,8 +1,8 @@
-"""The approval service as a process that kills itself (-9) at a named point: `python -m tests.approval.crashing`.
+"""The approval service as a process that kills itself (-9) at a named point.
 
 A point is `<step>:<when>`. Steps are the audited acts (`approval.request`, `approval.decide`, `approval.consume`,
 `action.start`, `action.succeeded`, `approval.recover`) with `inside` (before COMMIT) and `after` (before anybody hears
-of it), and `execute` with `before` and `after` its question to another service.
+of it), `execute` and `close` with `before` and `after` their questions to another service.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
 
-from schemas.runs import RunRelease
-from schemas.tasks import TaskRun
+from schemas.approvals import ActionClose
+from schemas.runs import DispatchClose, RunRelease
+from schemas.tasks import TaskRun, TaskUpdate
 from services.approval.service import ApprovalService
 from services.kit import audit
 from services.kit.bus import Bus, BusOptions
@@ -25,9 +26,15 @@ from services.kit.clock import WallClock
 from services.kit.config import Config
 from services.kit.database import Database, DatabaseConfig, open_database
 
+ASKED: dict[str, tuple[type, ...]] = {
+    "execute": (RunRelease, TaskRun, TaskUpdate),
+    "close": (DispatchClose, ActionClose),
+}
+"""The questions to other services by which an action is carried out, and closed."""
+
 
 class Order(msgspec.Struct, frozen=True):
-    """What the child is told on standard input."""
+    """What the child is told."""
 
     database: DatabaseConfig
     bus: BusOptions
@@ -67,32 +74,29 @@ def arm(point: str) -> None:
     request = Bus.request
 
     async def asked(self: Bus, endpoint: Any, message: Any, **more: Any) -> Any:
-        executing = step == "execute" and isinstance(message, RunRelease | TaskRun)
-        if executing and when == "before":
+        asking = isinstance(message, ASKED.get(step, ()))
+        if asking and when == "before":
             die()
         answer = await request(self, endpoint, message, **more)
-        if executing and when == "after":
+        if asking and when == "after":
             die()
         return answer
 
     Bus.request = asked  # type: ignore[method-assign]
 
 
-async def main() -> None:
-    """Serve until killed or until standard input ends."""
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
+def live(order: Order, parent: Connection) -> None:
+    """Serve until killed; the whole life of a process."""
+    asyncio.run(_live(order, parent))
+
+
+async def _live(order: Order, parent: Connection) -> None:
     arm(order.point)
     database = await open_database(order.database, "approval")
     bus = await Bus(order.bus).start()
-    service = ApprovalService(config=Config(), database=database, bus=bus, clock=WallClock())
+    service = ApprovalService(config=Config(profile="standalone"), database=database, bus=bus, clock=WallClock())
     await service.start()
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    await asyncio.to_thread(sys.stdin.buffer.read)
-    await service.stop()
-    await bus.stop()
-    await database.close()
-
-
-if __name__ == "__main__":
-    asyncio.run(main())
+    parent.send("ready")
+    # Nobody says anything more: this returns when the parent is gone.
+    await asyncio.to_thread(parent.poll, None)
+    os._exit(0)

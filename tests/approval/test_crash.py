@@ -1,216 +1,99 @@
-"""kill -9 at every step of an approval's life: afterwards at most one run exists for it, and the next life goes on."""
+"""kill -9 at every step of an approval's life: afterwards at most one run exists for it, and the next life goes on.
+
+The points of a matrix share the other services, the bus and the databases; each has lives of its own.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 
 from schemas import endpoints
-from schemas.approvals import ActionList, ApprovalCreate, ApprovalDecide
 from schemas.endpoints import Endpoint
 from schemas.errors import Ql3Error
-from schemas.identity import IdentityRegister, RoleBind, Subject
-from schemas.runs import RunEventList, RunList
+from schemas.tasks import TaskRead, TaskRun, TaskUpdate
 from services.approval import executions
-from services.dispatcher.service import DispatcherService
-from services.kit.bus import Bus, BusOptions
+from services.approval.handlers.port import service_actor
 from services.kit.clock import WallClock
-from services.kit.config import Config
-from services.kit.database import Database
-from services.kit.ids import new_id
-from services.kit.natsserver import NatsServer
-from services.scheduler.service import SchedulerService
-from tests.approval.conftest import actor, console, gateway
-from tests.approval.crashing import Order
-from tests.approval.house import House, now
-from tests.fixtures_database import database_configs, shift_clock
-from tests.fixtures_nats import WAIT_S, BusFactory
-
-POINTS = [
-    "approval.request:inside",
-    "approval.request:after",
-    "approval.decide:inside",
-    "approval.decide:after",
-    "approval.consume:inside",
-    "approval.consume:after",
-    "action.start:inside",
-    "action.start:after",
-    "execute:before",
-    "execute:after",
-    "action.succeeded:inside",
-    "action.succeeded:after",
-    "approval.recover:inside",
-    "approval.recover:after",
-]
+from tests.approval.conftest import console
+from tests.approval.house import now
+from tests.approval.lives import POINTS, Scene, ended, second_life
+from tests.fixtures_database import shift_clock
 
 
-class Life:
-    """Lives of the approval service, one after another, each its own process."""
-
-    def __init__(self, database: Database, options: BusOptions) -> None:
-        self._database = database
-        self._options = options
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def begin(self, point: str = "") -> None:
-        """A process that answers."""
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.approval.crashing",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        order = Order(database_configs[self._database], self._options, point)
-        process.stdin.write(msgspec.json.encode(order) + b"\n")
-        await process.stdin.drain()
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                line = await process.stdout.readline()
-                if line == b"ready\n":
-                    return
-                assert line or point, "the service did not start"
-                if not line:
-                    return  # it died at its point, before it could say that it is ready
-
-    async def died(self) -> bool:
-        """Wait for the end by its own hand."""
-        assert self._process is not None
-        async with asyncio.timeout(WAIT_S):
-            return await self._process.wait() == -signal.SIGKILL
-
-    async def kill(self) -> None:
-        """End it, whatever it does."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+@pytest.mark.timeout(300)
+async def test_at_most_one_run_is_made(scene: Scene) -> None:
+    known: set[str] = set()
+    for point in POINTS:
+        await scene.begin(point)
+        approval = await scene.asked("run.create", {"task": "plain"})
+        await scene.end(point)
+        await scene.working
+        action = await ended(scene.bus, approval)
+        fresh = [run for run in await scene.made() if run.id not in known]
+        known |= {run.id for run in fresh}
+        if point in ("execute:before", "action.start:after"):
+            # It crossed the barrier and nothing came of it: closed for ever, and said so.
+            found = (action.status, action.result_code, fresh)
+            assert found == ("failed", "approved_run_never_created", []), point
+        else:
+            assert (action.status, len(fresh)) == ("succeeded", 1), point
+            assert await scene.queued(fresh[0].id) == 1, point
+        await scene.life.kill()
 
 
-@pytest_asyncio.fixture
-async def others(database_on: Callable[..., Awaitable[Database]], bus_for: BusFactory) -> AsyncIterator[House]:
-    """The real scheduler and dispatcher."""
-    services: list[Any] = []
-    for name, kind in (("scheduler", SchedulerService), ("dispatcher", DispatcherService)):
-        made = kind(
-            config=Config(), database=await database_on("sqlite", name), bus=await bus_for(name), clock=WallClock()
-        )
-        await made.start()
-        services.append(made)
-    house = House(await bus_for("gateway"))
-    await house.listen()
-    yield house
-    for made in reversed(services):
-        await made.stop()
+CLOSINGS = ["close:before", "close:after", "approval.recover:inside", "approval.recover:after"]
 
 
-async def ask_until_answered(bus: Bus, endpoint: Endpoint[Any, Any], message: Any) -> Any:
-    """What a client does: the same question again until somebody answers it."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            try:
-                return await bus.request(endpoint, message, timeout=1.0)
-            except Ql3Error as error:
-                if error.code not in ("unavailable", "not_found"):
-                    raise
-            await asyncio.sleep(0.05)  # between two questions to a process that is coming up
-
-
-async def second_life(life: Life, database: Database) -> None:
-    """After the death: leases lapse, and another process takes over."""
-    assert await life.died()
-    await shift_clock(database, executions.LEASE_MS)
-    await life.begin()
-
-
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
-async def test_at_most_one_run(
-    point: str,
-    dialect: str,
-    others: House,
-    database_on: Callable[..., Awaitable[Database]],
-    nats_server: NatsServer,
-) -> None:
-    database = await database_on(dialect, "approval")
-    bus = others.bus
-    life = Life(database, nats_server.options("approval"))
-    bot = Subject(type="agent", id="bot")
-    try:
-        await life.begin()
-        await ask_until_answered(
-            bus,
-            endpoints.IDENTITIES_REGISTER,
-            IdentityRegister(actor=now(gateway), subject=bot, provider="api_credential", provider_subject="bot"),
-        )
-        await ask_until_answered(
-            bus,
-            endpoints.ROLES_BIND,
-            RoleBind(
-                actor=now(console),
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("action_type", ["run.create", "task.change"])
+async def test_what_was_closed_before_it_failed_has_no_late_effect(scene: Scene, action_type: str) -> None:
+    question = TaskRead(actor=now(console), project="default", task="plain")
+    spec = msgspec.structs.replace(scene.task.spec, title="changed")
+    change = {"task": "plain", "expected_revision": 1, "spec": msgspec.to_builtins(spec)}
+    plan = {"task": "plain"} if action_type == "run.create" else change
+    for point in CLOSINGS:
+        # The first life dies before its order is sent; the recovery of the second dies at the point.
+        await scene.life.begin("execute:before")
+        approval = await scene.asked(action_type, plan)
+        assert await scene.life.died()
+        await shift_clock(scene.database, executions.LEASE_MS)
+        await scene.life.begin(point)
+        await second_life(scene.life, scene.database)
+        await scene.working
+        action = await ended(scene.bus, approval)
+        assert action.status == "failed", point
+        assert action.result_code in ("approved_run_never_created", "task_change_never_done"), point
+        # The order that was on its way all the time arrives now.
+        late: tuple[Endpoint[Any, Any], Any] = (
+            endpoints.TASKS_RUN,
+            TaskRun(
+                actor=service_actor(WallClock().now_ms()),
                 project="default",
-                subject=bot,
-                role="operator",
-                expected_version=0,
-                mutation_id=new_id(),
+                task="plain",
+                idempotency_key=action.dispatch_id,
+                trigger_type="approved_action",
+                expected_revision=1,
             ),
         )
-        await others.task("plain", needs_approval=False)
-        await life.kill()
-
-        # A recovery needs a doubt: the first life dies while it executes, the second while it recovers.
-        recovering = point.startswith("approval.recover")
-        await life.begin("execute:after" if recovering else point)
-        agent = actor("bot", kind="agent", assurance="service", now_ms=WallClock().now_ms())
-        asked = ApprovalCreate(
-            actor=agent, project="default", id=new_id(), action_type="run.create", plan={"task": "plain"}
-        )
-        decided = ApprovalDecide(
-            actor=now(console), project="default", approval=asked.id, decision_id=new_id(), decision="approved"
-        )
-
-        async def client() -> None:
-            await ask_until_answered(bus, endpoints.APPROVALS_CREATE, asked)
-            await ask_until_answered(bus, endpoints.APPROVALS_DECIDE, decided)
-
-        working = asyncio.create_task(client())
-        if recovering:
-            assert await life.died()
-            await shift_clock(database, executions.LEASE_MS)
-            await life.begin(point)
-        await second_life(life, database)
-        await working
-
-        action = await _ended(bus, asked.id)
-        runs = (await bus.request(endpoints.RUNS_LIST, RunList(actor=now(console), project="default"))).items
-        made = [run for run in runs if run.trigger_type == "approved_action"]
-        if point == "execute:before" or point == "action.start:after":
-            # It crossed the barrier and nothing came of it: closed for ever, and said so.
-            assert (action.status, action.result_code, made) == ("failed", "approved_run_never_created", [])
-        else:
-            assert (action.status, len(made)) == ("succeeded", 1)
-            events = await bus.request(
-                endpoints.RUNS_EVENTS, RunEventList(actor=now(console), project="default", run=made[0].id)
+        if action_type == "task.change":
+            late = (
+                endpoints.TASKS_UPDATE,
+                TaskUpdate(
+                    actor=service_actor(WallClock().now_ms()),
+                    project="default",
+                    task="plain",
+                    expected_revision=1,
+                    spec=spec,
+                    mutation_id=action.dispatch_id,
+                    dispatch_id=action.dispatch_id,
+                ),
             )
-            assert sum(event.type == "run.queued" for event in events.items) == 1
-    finally:
-        await life.kill()
-
-
-async def _ended(bus: Bus, approval: str) -> Any:
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            question = ActionList(actor=now(console), project="default")
-            page = await ask_until_answered(bus, endpoints.ACTIONS_LIST, question)
-            for item in page.items:
-                if item.approval_id == approval and item.status in executions.TERMINAL:
-                    return item
-            await asyncio.sleep(0.05)  # the service works on its own pace; its end is read from its table
+        with pytest.raises(Ql3Error) as refused:
+            await scene.bus.request(*late)
+        assert refused.value.code == "conflict", point
+        assert await scene.made() == [], point
+        assert (await scene.bus.request(endpoints.TASKS_GET, question)).task.revision == 1, point
+        await scene.life.kill()
