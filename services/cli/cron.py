@@ -11,6 +11,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from schemas.errors import Ql3Error
+from services.cli.words import error_line
 
 COUNT_MAX = 100_000
 
@@ -44,15 +45,15 @@ def next_command(
         refuse_never(schedule)
         where = zone(timezone)
     except Ql3Error as error:
-        _refuse(error.sentence)
+        _refuse(error_line(error))
     try:
         after_ms = time.time_ns() // 1_000_000 if after is None else read_instant(after)
     except ValueError as error:
-        _refuse(f"--after: {error}.")
+        _refuse(f"--after: {_said(f'{error}.')}")
     if not FIRST_S * 1000 <= after_ms < LAST_S * 1000:
-        _refuse("--after: it is outside of the years 1900 to 2999.")
+        _refuse(f"--after: {_said('it is outside of the years 1900 to 2999.')}")
     if not 1 <= count <= COUNT_MAX:
-        _refuse(f"--count: write 1 to {COUNT_MAX}.")
+        _refuse(f"--count: {_said(f'write 1 to {COUNT_MAX}.')}")
     found = [write_instant(at_ms) for at_ms in islice(instants(schedule, where, after_ms), count)]
     if as_json:
         print(json.dumps({"items": found, "next": None}))
@@ -78,8 +79,15 @@ def explain_command(
         schedule = parse(expression, seed=trigger)
         refuse_never(schedule)
     except Ql3Error as error:
-        _refuse(error.sentence)
+        _refuse(error_line(error))
     print(explain(schedule, lang or ("zh" if chinese() else "en")))
+
+
+def _said(english: str) -> str:
+    from services.cli import details
+    from services.cli.words import chinese
+
+    return details.chinese(english) or english if chinese() else english
 
 
 def _refuse(sentence: str) -> NoReturn:

@@ -8,7 +8,7 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import typer
 
@@ -24,10 +24,22 @@ class Check(NamedTuple):
     exit_code: int = 1
 
 
+NAMES_ZH: Final = {
+    "data folder": "数据目录",
+    "free space": "剩余空间",
+    "service": "服务",
+    "ready": "就绪",
+    "whole": "完整",
+    "sign-in": "登录",
+    "workers": "执行节点",
+}
+"""Names of checks as people read them; files and programs keep theirs, and JSON is English always."""
+
+
 def doctor_command(as_json: Json = False, data: Data = None) -> None:
     """Check the set-up and the running system. Exit code 0: all is well; 5: not reachable or not ready; else 1 or 6."""
     from services.cli import output
-    from services.cli.words import say
+    from services.cli.words import chinese, say
 
     checks = list(run_checks(data))
     if as_json:
@@ -37,7 +49,11 @@ def doctor_command(as_json: Json = False, data: Data = None) -> None:
         output.table(
             [say("CHECK", "检查"), say("RESULT", "结果"), ""],
             (
-                (check.name, say("well", "正常") if check.ok else say("NOT WELL", "异常"), check.detail)
+                (
+                    NAMES_ZH.get(check.name, check.name) if chinese() else check.name,
+                    say("well", "正常") if check.ok else say("NOT WELL", "异常"),
+                    check.detail,
+                )
                 for check in checks
             ),
         )

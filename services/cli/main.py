@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +18,7 @@ from services.cli.dead import dead_app
 from services.cli.doctor import doctor_command
 from services.cli.identity import identity_app
 from services.cli.nats import nats_app
-from services.cli.refusals import refuse
+from services.cli.refusals import chinese, refuse
 from services.cli.retention import retention_app
 from services.cli.run import run_app
 from services.cli.secret import secret_app
@@ -89,7 +89,7 @@ def run(arguments: list[str]) -> int:
         answer = app(arguments, prog_name="ql3", standalone_mode=False)
         sys.stdout.flush()
     except Ql3Error as error:
-        return refuse(error)
+        return refuse(error, arguments)
     except (BrokenPipeError, SystemExit):
         # Whoever read our output has had enough (typer turns that into an exit of its own). What is still buffered must
         # not raise again at the end.
@@ -105,11 +105,24 @@ def run(arguments: list[str]) -> int:
 def _usage(error: Exception) -> int:
     show = getattr(error, "show", None)
     if callable(show):  # a usage error of the command line
-        show()
+        if chinese() and type(error).__name__ != "NoArgsIsHelpError":  # help is English always
+            _show_in_chinese(error)
+        else:
+            show()
         return 2
     if type(error).__name__ == "Abort":
         return 130
     raise error
+
+
+def _show_in_chinese(error: Any) -> None:
+    from services.cli import details
+
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        usage = str(context.get_usage()).removeprefix("Usage: ")
+        print(f"用法: {usage}\n试试 '{context.command_path} --help'。\n", file=sys.stderr)
+    print(f"错误: {details.usage(str(error.format_message()))}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`ql3 trigger webhook|secret|after|boot|backfill`: triggers besides the calendar, and instants that have passed."""
+"""`ql3 trigger webhook|secret|after|boot|manual|backfill`: triggers besides the calendar, and what has passed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from services.cli.options import Data, Json, Project, Task
+from services.cli.triggerspec import Inputs, instant, write_trigger
 
 Trigger = Annotated[str, typer.Argument(metavar="TRIGGER", help="The trigger's id.")]
 
@@ -17,6 +18,7 @@ def register(app: typer.Typer) -> None:
     app.command("secret")(secret_command)
     app.command("after")(after_command)
     app.command("boot")(boot_command)
+    app.command("manual")(manual_command)
     app.command("backfill")(backfill_command)
 
 
@@ -76,6 +78,13 @@ def boot_command(task: Task, project: Project = "default", as_json: Json = False
     _add(task, {"kind": "boot"}, project, as_json, data)
 
 
+def manual_command(
+    task: Task, inputs: Inputs = None, project: Project = "default", as_json: Json = False, data: Data = None
+) -> None:
+    """Keep inputs for runs by hand: `ql3 task run TASK --trigger ID` takes them."""
+    _add(task, write_trigger({"kind": "manual"}, inputs=inputs), project, as_json, data)
+
+
 def _add(task: str, spec: dict[str, Any], project: str, as_json: bool, data: Data) -> None:
     from services.cli import output
     from services.cli.client import connect, in_project
@@ -107,8 +116,8 @@ def backfill_command(
     from services.cli.words import say
 
     body = {
-        "from_ms": _instant(since, "--from"),
-        "until_ms": _instant(until, "--until"),
+        "from_ms": instant(since, "--from"),
+        "until_ms": instant(until, "--until"),
         "every_ms": 0 if every == "0" else milliseconds(every, "--every"),
         "again": again,
         "dry_run": dry_run,
@@ -119,8 +128,8 @@ def backfill_command(
     if as_json:
         output.document(found)
         return
-    for instant in found["instants"]:
-        output.line(output.when(instant))
+    for at_ms in found["instants"]:
+        output.line(output.when(at_ms))
     count, left_out = len(found["instants"]), found["left_out"]
     output.note(
         say(
@@ -128,13 +137,3 @@ def backfill_command(
             f"{count} 次运行{'（预览）' if dry_run else ''}，{left_out} 次已运行过而略过",
         )
     )
-
-
-def _instant(text: str, field: str) -> int:
-    from schemas.errors import Ql3Error
-    from services.scheduler.cron.rfc3339 import read_instant
-
-    try:
-        return read_instant(text)
-    except ValueError as error:
-        raise Ql3Error("invalid", f"{error}.", field=field) from error

@@ -30,6 +30,12 @@ Overlap = Annotated[
 ]
 Workdir = Annotated[str | None, typer.Option("--workdir", metavar="DIR", help="The working directory on the worker.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="A label; may be repeated.")]
+Folder = Annotated[str | None, typer.Option("--folder", metavar="FOLDER", help="A folder for people, such as team/a.")]
+Notes = Annotated[str | None, typer.Option("--notes", metavar="TEXT", help="Notes for people: who owns it, and why.")]
+Parameters = Annotated[
+    str | None,
+    typer.Option("--parameters", metavar="JSON", help="A JSON Schema of a run's inputs; @FILE reads it, - from stdin."),
+]
 Title = Annotated[str | None, typer.Option("--title", metavar="TEXT", help="A title for people.")]
 
 
@@ -49,9 +55,13 @@ def write_spec(
     workdir: str | None = None,
     label: list[str] | None = None,
     title: str | None = None,
+    folder: str | None = None,
+    notes: str | None = None,
+    parameters: str | None = None,
 ) -> dict[str, Any]:
     """The spec with what was given; what was not given stays as it is. Raises `invalid`, naming the option."""
     from schemas.errors import Ql3Error
+    from services.cli.typed import json_from
 
     execution: dict[str, Any] = dict(spec.get("execution", {}))
     _set(execution, "command", command)
@@ -78,6 +88,9 @@ def write_spec(
     written = {**spec, "execution": execution}
     _set(written, "terms", terms or None)
     _set(written, "title", title)
+    _set(written, "folder", folder)
+    _set(written, "notes", notes)
+    _set(written, "parameters", None if parameters is None else json_from(parameters, "--parameters"))
     return written
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +10,13 @@ from services.cli.options import Data, Json, Limit, Project, Task
 from services.cli.run import Follow, Wait
 from services.cli.spec import (
     Env,
+    Folder,
     Grace,
     Labels,
     MaxAttempts,
+    Notes,
     Overlap,
+    Parameters,
     Safety,
     SecretNames,
     Timeout,
@@ -23,6 +25,7 @@ from services.cli.spec import (
     write_spec,
 )
 from services.cli.trigger import described
+from services.cli.triggerspec import an_input
 
 task_app = typer.Typer(no_args_is_help=True, help="Tasks: create, update, list, show, run, enable, disable, delete.")
 
@@ -52,6 +55,9 @@ def create_command(
     workdir: Workdir = None,
     label: Labels = None,
     title: Title = None,
+    folder: Folder = None,
+    notes: Notes = None,
+    parameters: Parameters = None,
     disabled: Annotated[bool, typer.Option("--disabled", help="Do not let its triggers fire yet.")] = False,
     project: Project = "default",
     as_json: Json = False,
@@ -75,6 +81,9 @@ def create_command(
         workdir=workdir,
         label=label,
         title=title,
+        folder=folder,
+        notes=notes,
+        parameters=parameters,
     )
     triggers = [{"kind": "cron", "expression": expression, "timezone": timezone} for expression in cron or []]
     body = {"name": name, "spec": spec, "triggers": triggers, "enabled": not disabled}
@@ -105,6 +114,9 @@ def update_command(
     workdir: Workdir = None,
     label: Labels = None,
     title: Title = None,
+    folder: Folder = None,
+    notes: Notes = None,
+    parameters: Parameters = None,
     project: Project = "default",
     as_json: Json = False,
     data: Data = None,
@@ -132,6 +144,9 @@ def update_command(
             workdir=workdir,
             label=label,
             title=title,
+            folder=folder,
+            notes=notes,
+            parameters=parameters,
         )
         if spec == current["spec"]:
             raise Ql3Error("invalid", "Nothing would change: name what is to be another way.", field="TASK")
@@ -155,6 +170,7 @@ def _told(task: dict[str, Any], as_json: bool, sentence: str) -> None:
 def list_command(
     project: Project = "default",
     folder: Annotated[str | None, typer.Option("--folder", metavar="FOLDER", help="Only tasks of this folder.")] = None,
+    label: Annotated[str | None, typer.Option("--label", metavar="K=V", help="Only tasks with this label.")] = None,
     limit: Limit = 50,
     as_json: Json = False,
     data: Data = None,
@@ -165,7 +181,7 @@ def list_command(
     from services.cli.words import say
 
     with connect(data) as client:
-        found = client.items(in_project(project, "/tasks"), limit, folder=folder)
+        found = client.items(in_project(project, "/tasks"), limit, folder=folder, label=label)
     if as_json:
         output.document(found)
         return
@@ -217,6 +233,9 @@ def show_command(task: Task, project: Project = "default", as_json: Json = False
             (say("name", "名称"), found["name"]),
             (say("id", "编号"), found["id"]),
             (say("title", "标题"), spec.get("title")),
+            (say("folder", "目录"), spec.get("folder")),
+            (say("labels", "标签"), ", ".join(f"{name}={value}" for name, value in terms.get("labels", {}).items())),
+            (say("notes", "备注"), spec.get("notes")),
             (say("enabled", "启用"), say("yes", "是") if found["enabled"] else say("no", "否")),
             (say("revision", "版本"), found["revision"]),
             (say("command", "命令"), _command(found)),
@@ -230,8 +249,13 @@ def show_command(task: Task, project: Project = "default", as_json: Json = False
         secret = variable.get("secret")
         told = say(f"secret {secret['secret']}", f"密文 {secret['secret']}") if secret else variable.get("value")
         output.line(f"  {variable['name']}={output.clean(told)}")
+    parameters: dict[str, Any] = spec.get("parameters") or {}
+    for name in map(str, parameters.get("properties", ())):
+        output.line(f"  {say('input', '输入')} {output.clean(name)}")
     for trigger in found["triggers"]:
-        output.line(f"  {described(trigger['spec'])}  {say('next', '下次')} {output.when(trigger['next_fire_at_ms'])}")
+        following = output.when(trigger["next_fire_at_ms"])
+        told = f"  {say('next', '下次')} {following}" if following else ""
+        output.line(f"  {trigger['id']}  {described(trigger['spec'])}{told}")
     for warning in found["warnings"]:
         output.note(output.clean(warning))
 
@@ -244,6 +268,10 @@ def run_command(
     inputs: Annotated[
         list[str] | None,
         typer.Option("--input", metavar="K=V", help="An input; V is JSON where it can be read as JSON, else text."),
+    ] = None,
+    trigger: Annotated[
+        str | None,
+        typer.Option("--trigger", metavar="ID", help="Take the inputs of this manual trigger; --input wins."),
     ] = None,
     priority: Annotated[
         int | None, typer.Option("--priority", metavar="N", help="-1000 to 1000; higher goes first.")
@@ -258,22 +286,14 @@ def run_command(
 
     body: dict[str, Any] = {}
     if inputs:
-        body["inputs"] = dict(_input(text) for text in inputs)
+        body["inputs"] = dict(map(an_input, inputs))
+    if trigger is not None:
+        body["trigger"] = trigger
     if priority is not None:
         body["priority"] = priority
     with connect(data) as client:
         made = client.post(f"{_path(project, task)}/runs", body)
         finish(client, project, made, wait=wait, follow=follow, as_json=as_json)
-
-
-def _input(text: str) -> tuple[str, Any]:
-    from services.cli.options import pair
-
-    name, value = pair(text, "--input")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 @task_app.command("enable")

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from services.cli.options import Data, Json, Limit, Project, Task
+from services.cli.triggerspec import (
+    CatchUp,
+    End,
+    Exclude,
+    ExcludeCalendar,
+    Inputs,
+    Jitter,
+    Late,
+    Missed,
+    PauseUntil,
+    Start,
+    Timezone,
+    write_trigger,
+)
 
-trigger_app = typer.Typer(no_args_is_help=True, help="Triggers: list, add, enable, disable, delete, missed.")
+trigger_app = typer.Typer(no_args_is_help=True, help="Triggers: list, add, set, enable, disable, delete, missed.")
 
 Trigger = Annotated[str, typer.Argument(metavar="TRIGGER", help="The trigger's id.")]
 
@@ -56,8 +70,15 @@ def list_command(
 
 
 def described(spec: dict[str, Any]) -> str:
-    """A trigger in a few words: its expression and zone, or its kind."""
-    what = spec.get("expression") or spec.get("kind", "cron")
+    """A trigger in a few words: its expression and zone, its instant, what it follows, or its kind."""
+    kind = spec.get("kind", "cron")
+    what = spec.get("expression") or kind
+    if kind == "once":
+        from services.cli.output import when
+
+        return f"once {when(spec.get('at_ms'))}"
+    if kind == "after_task":
+        return f"after {spec.get('after_task')} ({spec.get('after_on', 'success')})"
     zone = spec.get("timezone", "UTC")
     return str(what) if zone == "UTC" else f"{what} {zone}"
 
@@ -66,25 +87,111 @@ def described(spec: dict[str, Any]) -> str:
 def add_command(
     task: Task,
     expression: Annotated[str, typer.Argument(metavar="EXPR", help="When it runs: a cron expression or a macro.")],
-    timezone: Annotated[str, typer.Option("--timezone", metavar="ZONE", help="An IANA zone.")] = "UTC",
-    missed: Annotated[
-        Literal["skip", "fire_once", "catch_up"] | None,
-        typer.Option("--missed", help="What happens with instants that passed unseen; default fire_once."),
-    ] = None,
-    catch_up: Annotated[
-        int | None, typer.Option("--catch-up", metavar="N", help="With --missed catch_up: at most so many.")
-    ] = None,
+    timezone: Timezone = None,
+    missed: Missed = None,
+    catch_up: CatchUp = None,
+    late: Late = None,
+    jitter: Jitter = None,
+    start: Start = None,
+    end: End = None,
+    pause_until: PauseUntil = None,
+    exclude: Exclude = None,
+    exclude_calendar: ExcludeCalendar = None,
+    inputs: Inputs = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Save nothing; tell what it would do.")] = False,
     project: Project = "default",
     as_json: Json = False,
     data: Data = None,
 ) -> None:
     """Add a trigger to a task."""
-    spec: dict[str, Any] = {"kind": "cron", "expression": expression, "timezone": timezone}
-    if missed is not None:
-        spec["missed"] = missed
-    if catch_up is not None:
-        spec["catch_up"] = catch_up
+    spec = write_trigger(
+        {"kind": "cron", "expression": expression},
+        timezone=timezone,
+        missed=missed,
+        catch_up=catch_up,
+        late=late,
+        jitter=jitter,
+        start=start,
+        end=end,
+        pause_until=pause_until,
+        exclude=exclude,
+        exclude_calendar=exclude_calendar,
+        inputs=inputs,
+    )
+    if dry_run:
+        _preview(spec, project, as_json, data)
+        return
     _change("POST", "/triggers", project, as_json, data, {"task": task, "spec": spec})
+
+
+def _preview(spec: dict[str, Any], project: str, as_json: bool, data: Data) -> None:
+    from services.cli import output
+    from services.cli.client import connect, in_project
+    from services.cli.words import chinese
+
+    with connect(data) as client:
+        found = client.post(in_project(project, "/triggers/preview"), {"spec": spec})
+    if as_json:
+        output.document(found)
+        return
+    words = found["chinese"] if chinese() else found["english"]
+    output.line(words or described(found["spec"]))
+    for at_ms in found["instants"]:
+        output.line(output.when(at_ms))
+
+
+@trigger_app.command("set")
+def set_command(
+    trigger: Trigger,
+    expression: Annotated[
+        str | None, typer.Option("--cron", metavar="EXPR", help="Another cron expression or macro.")
+    ] = None,
+    timezone: Timezone = None,
+    missed: Missed = None,
+    catch_up: CatchUp = None,
+    late: Late = None,
+    jitter: Jitter = None,
+    start: Start = None,
+    end: End = None,
+    pause_until: PauseUntil = None,
+    exclude: Exclude = None,
+    exclude_calendar: ExcludeCalendar = None,
+    inputs: Inputs = None,
+    project: Project = "default",
+    as_json: Json = False,
+    data: Data = None,
+) -> None:
+    """Change a trigger: what is given changes, the rest stays. Its next instant is after the change."""
+    from schemas.errors import Ql3Error
+    from services.cli.client import connect, in_project
+
+    with connect(data) as client:
+        path = in_project(project, _path(trigger))
+        listed = client.get(in_project(project, "/triggers"), trigger=trigger)["items"]
+        if not listed:
+            raise Ql3Error("not_found", "There is no such trigger in this project.", field="TRIGGER")
+        current: dict[str, Any] = listed[0]
+        spec = write_trigger(
+            current["spec"],
+            timezone=timezone,
+            missed=missed,
+            catch_up=catch_up,
+            late=late,
+            jitter=jitter,
+            start=start,
+            end=end,
+            pause_until=pause_until,
+            exclude=exclude,
+            exclude_calendar=exclude_calendar,
+            inputs=inputs,
+        )
+        if expression is not None:
+            # The expression says the kind itself: `@every 5m` is an interval.
+            spec |= {"kind": "cron", "expression": expression, "at_ms": None}
+        if spec == current["spec"]:
+            raise Ql3Error("invalid", "Nothing would change: name what is to be another way.", field="TRIGGER")
+        found = client.put(path, {"expected_revision": current["revision"], "spec": spec})
+    _tell(found, as_json)
 
 
 @trigger_app.command("enable")
@@ -112,16 +219,21 @@ def _path(trigger: str) -> str:
 
 
 def _change(method: str, path: str, project: str, as_json: bool, data: Data, body: Any = None) -> None:
-    from services.cli import output
     from services.cli.client import connect, in_project
-    from services.cli.words import say
 
     with connect(data) as client:
         found = client.ask(method, in_project(project, path), body={} if body is None else body)
+    _tell(found, as_json)
+
+
+def _tell(found: dict[str, Any], as_json: bool) -> None:
+    from services.cli import output
+    from services.cli.words import say
+
     if as_json:
         output.document(found)
         return
-    following = output.when(found["next_fire_at_ms"]) if found["enabled"] and method != "DELETE" else ""
+    following = output.when(found["next_fire_at_ms"]) if found["enabled"] else ""
     told = say(f"  next {following}", f"  下次 {following}") if following else ""
     output.line(f"{found['id']}  {described(found['spec'])}{told}")
 

@@ -36,7 +36,12 @@ def error_line(error: Ql3Error) -> str:
         return say(f"Retention removed this on {at}.", f"已按保留策略于 {at} 删除。")
     if not chinese():
         return f"{where}{error.detail or error.kind.title} {error.kind.mend}"
+    from services.cli import details
+
     title, mend = ERRORS_ZH.get(error.code, (error.kind.title, error.kind.mend))
+    where = details.field(error.field) + ": " if error.field else ""
+    if error.detail and (said := details.chinese(error.detail)):
+        return f"{where}{said}{mend}"
     return f"{where}{title}{mend}" + (f" ({error.detail})" if error.detail else "")
 
 

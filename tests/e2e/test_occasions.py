@@ -30,6 +30,19 @@ triggers:
   - {kind: boot}
 """
 
+CALENDAR = """BEGIN:VCALENDAR
+VERSION:2.0
+PRODID:-//ql3//tests//EN
+BEGIN:VEVENT
+UID:1
+DTSTAMP:20260101T000000Z
+DTSTART;VALUE=DATE:20990104
+DTEND;VALUE=DATE:20990105
+SUMMARY:closed
+END:VEVENT
+END:VCALENDAR
+"""
+
 
 def runs(client: Client, task: str, trigger_type: str) -> list[dict[str, Any]]:
     """The runs of a task that were started for one reason."""
@@ -99,6 +112,47 @@ def test_triggers_besides_the_calendar(box: Box, tmp_path: Path) -> None:
         assert runs(client, "first", "backfill") == []
         assert box.ql3("trigger", "backfill", calendar["id"], *window, "--every", "10ms").returncode == 0
         eventually(lambda: len(runs(client, "first", "backfill")) == 3, "three runs of the past")
+
+        # A trigger for runs by hand: its inputs, and others over them, checked as they are submitted.
+        schema = (
+            '{"properties": {"n": {"type": "integer", "minimum": 1}, "who": {"default": "you"}}, "required": ["n"]}'
+        )
+        echo = ["/bin/sh", "-c", 'printf "%s " "$QL3_INPUTS"; cat "$QL3_INPUTS_FILE"']
+        assert box.ql3("task", "create", "typed", "--parameters", schema, "--", *echo).returncode == 0
+        refused = box.ql3("trigger", "manual", "typed", "--input", "n=0")
+        assert (refused.returncode, refused.stderr.split(": ")[1]) == (2, "--input (n)")
+        by_hand = json.loads(box.ql3("trigger", "manual", "typed", "--input", "n=3", "--json").stdout)
+        told = box.ql3("task", "run", "typed", "--trigger", by_hand["id"], "--input", "who=me", "--wait", "--json")
+        made = json.loads(told.stdout)
+        assert (made["status"], made["trigger_id"]) == ("succeeded", by_hand["id"])
+        log = client.raw(f"{PROJECT}/runs/{made['id']}/log").text
+        assert log.split() == ['{"who":"me","n":3}'] * 2
+        refused = box.ql3("task", "run", "typed", "--trigger", by_hand["id"], "--input", "n=none")
+        assert (refused.returncode, refused.stderr.split(": ")[1]) == (2, "--input (n)")
+
+        # A calendar with all its terms: previewed, added, paused, and begun again by itself or by hand.
+        holidays = tmp_path / "closed.ics"
+        holidays.write_text(CALENDAR)
+        terms = ["0 9 * * *", "--timezone", "Asia/Shanghai", "--start", "2099-01-01T00:00:00Z", "--jitter", "5m"]
+        terms += ["--end", "2099-01-09T00:00:00Z", "--exclude", "2099-01-02", "--exclude", "holidays:CN"]
+        terms += ["--exclude-calendar", str(holidays), "--missed", "catch_up", "--catch-up", "2", "--late", "1m"]
+        preview = json.loads(box.ql3("trigger", "add", "first", *terms, "--dry-run", "--json").stdout)
+        days = [time.strftime("%d", time.gmtime(at_ms / 1000)) for at_ms in preview["instants"]]
+        assert days[:1] == ["03"]  # the first is a holiday, the second and the fourth are left out
+        assert "04" not in days
+        assert days[-1] == "08" or len(days) == 5
+        added = json.loads(box.ql3("trigger", "add", "first", *terms, "--json").stdout)
+        assert added["spec"] == preview["spec"]
+        assert added["next_fire_at_ms"] == preview["instants"][0]
+        paused = box.ql3("trigger", "set", added["id"], "--pause-until", "2099-01-06T00:00:00Z", "--json")
+        assert json.loads(paused.stdout)["next_fire_at_ms"] >= 4_071_081_600_000
+        again = json.loads(box.ql3("trigger", "set", added["id"], "--pause-until", "none", "--json").stdout)
+        assert (again["revision"], again["next_fire_at_ms"]) == (3, added["next_fire_at_ms"])
+        assert again["spec"] == added["spec"]
+        once = json.loads(box.ql3("trigger", "add", "first", "@once 2099-01-01T00:00:00Z", "--json").stdout)
+        assert (once["spec"]["kind"], once["next_fire_at_ms"]) == ("once", once["spec"]["at_ms"])
+        foreign = box.ql3("trigger", "set", once["id"], "--cron", "0 9 ? * *")
+        assert (foreign.returncode, foreign.stderr.split(": ")[1]) == (2, "--cron (day of month)")
 
         # Revisions.
         before = client.get(f"{PROJECT}/tasks/first")

@@ -55,7 +55,7 @@ class TaskChange(Value, frozen=True, kw_only=True):
 
 
 class TaskQuery(Paged, frozen=True, kw_only=True):
-    """Which tasks: of a folder, with a label (`name` or `name=value`)."""
+    """Which tasks: of a folder, with a label (`name=value`)."""
 
     folder: Annotated[str, Meta(max_length=255)] | None = None
     label: Annotated[str, Meta(max_length=320)] | None = None

@@ -1,0 +1,116 @@
+"""Refusals as people meet them: at the option that they typed, in their language."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from schemas.errors import Ql3Error
+from services.cli import details
+from services.cli.main import app, run
+from services.cli.refusals import _TYPED, as_typed
+from services.scheduler.cron.grammar import parse
+from services.scheduler.cron.instants import refuse_never
+from services.scheduler.cron.zones import zone
+from tests.scheduler.cron.test_grammar import REFUSED
+
+TWO = ["task", "create", "x", "--cron", "0 0 * * *", "--cron", "0 0 ? * *", "--", "true"]
+ONE = ["task", "create", "x", "--cron=0 0 ? * *", "--", "true"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "typed"),
+    [
+        (ONE, "triggers[0].expression.day of month", "--cron (day of month)"),
+        (ONE, "triggers[0].expression.expression", "--cron"),
+        (TWO, "triggers[1].expression.day of month", "--cron 2 (day of month)"),
+        (TWO, "triggers[1].timezone", "--timezone"),
+        (ONE, "spec.execution.timeout_ms", "--timeout"),
+        (ONE, "spec.execution.environment.QL3_A", "--env (QL3_A)"),
+        (ONE, "spec.terms.labels[...]", "--label"),
+        (ONE, "spec.parameters.properties.n", "--parameters (properties.n)"),
+        (ONE, "name", "NAME"),
+        (ONE, "--timeout", "--timeout"),
+        (ONE, "something.new", "something.new"),
+        (["task", "run", "x"], "inputs.n", "--input (n)"),
+        (["trigger", "add", "x", "?"], "spec.expression.minute", "EXPR (minute)"),
+        (["trigger", "set", "x"], "spec.expression.minute", "--cron (minute)"),
+        (["trigger", "set", "x"], "spec.pause_until_ms", "--pause-until"),
+        (["trigger", "after", "x", "y"], "spec.after_task", "OTHER"),
+        (["trigger", "backfill", "x"], "until_ms", "--until"),
+        (["apply", "-f", "x"], "task.spec.execution.timeout_ms", "task.spec.execution.timeout_ms"),
+    ],
+)
+def test_a_field_is_named_as_it_was_typed(arguments: list[str], field: str, typed: str) -> None:
+    assert as_typed(Ql3Error("invalid", "No.", field=field), arguments).field == typed
+
+
+def test_what_is_named_can_be_typed() -> None:
+    """No option stands in the table that its command does not have."""
+    for command, table in _TYPED.items():
+        helped = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "300"})
+        assert helped.exit_code == 0, command
+        known = set(re.findall(r"(--[a-z-]+)\b", helped.stdout)) | set(re.findall(r"\b[A-Z]{2,}\b", helped.stdout))
+        wanted = {typed for _, typed in table}
+        if command.startswith("trigger") and command not in ("trigger add", "trigger set"):
+            wanted &= {"TASK", "TRIGGER"}
+        assert wanted - {"OTHER"} <= known, command
+
+
+@pytest.mark.parametrize("expression", sorted({expression for expression, _, _ in REFUSED} | {"0 0 30 2 *"}))
+def test_every_refusal_of_an_expression_is_said_in_chinese(expression: str) -> None:
+    with pytest.raises(Ql3Error) as refused:
+        refuse_never(parse(expression))
+    assert refused.value.detail is not None
+    said = details.chinese(refused.value.detail)
+    assert said is not None, refused.value.detail
+    assert re.search(r"[\u4e00-\u9fff]", said)
+    # What is quoted stays as it was.
+    quoted = set(re.findall(r"`[^`]+`", refused.value.detail)) - {"`H`", "`L`", "`#`", "`W`", "`*`"}
+    assert quoted <= set(re.findall(r"`[^`]+`", said)) | {"`cron(…)`"}, (refused.value.detail, said)
+
+
+@pytest.mark.parametrize("name", ["Mars", "europe/berlin", "Beijing", "UTC+8"])
+def test_every_refusal_of_a_zone_is_said_in_chinese(name: str) -> None:
+    with pytest.raises(Ql3Error) as refused:
+        zone(name)
+    assert details.chinese(refused.value.detail or "") is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cron", "next", "? * * * *"], "分: `?` 属于另一种写法；请写 `*`。"),
+        (["cron", "next", "* * * * *", "--after", "never"], "--after: 请写成 2031-05-04T08:00:00Z"),
+        (["cron", "next", "* * * * *", "--count", "0"], "--count: 请写 1 到 100000。"),
+        (["cron", "next"], "错误: 缺少参数 'EXPR'。"),
+        (["cron", "nxt"], "错误: 没有命令 'nxt'"),
+        (["task", "list", "--limt", "3"], "错误: 没有选项 --limt"),
+        (["task", "list", "--limit", "x"], "'--limit' 的值无效：'x' 不是有效的数字。"),
+        (["task", "list", "--limit", "0"], "'--limit' 的值无效：0 不在范围"),
+        (["task", "list", "--limit"], "选项 '--limit' 需要一个值。"),
+        (["task", "show", "a", "b"], "多出了参数 b。"),
+        (["task", "create", "x", "--overlap", "no", "--", "y"], "'--overlap' 的值无效：'no' 不在"),
+    ],
+)
+def test_what_was_typed_wrongly_is_said_in_chinese(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QL3_LANG", "zh")
+    try:
+        code: object = run(arguments)
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Error" not in told
+    assert "Usage" not in told
+
+
+def test_help_without_a_command_is_english(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("QL3_LANG", "zh")
+    assert run(["cron"]) == 2
+    assert "Usage: ql3 cron" in capsys.readouterr().err
