@@ -185,6 +185,9 @@ class _Batch:
                 return Outcome(order.order_id, error="too_large", detail="The inputs are larger than 64 KiB.")
             self._inputs[order.run_id] = inputs.decode()
         case = await self._go_on(case, revision, hold_it=order.hold)
+        if case.run.finished_at_ms is not None and order.trigger_id is not None and order.scheduled_for_ms is not None:
+            # An instant that its task skips is one more missed instant of its trigger, not one more cancelled run.
+            return Outcome(order.order_id, error=case.run.error_code, detail=case.run.error_summary)
         self._changes.append(Change(None, case))
         return Outcome(order.order_id, case.run)
 

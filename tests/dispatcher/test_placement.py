@@ -10,7 +10,7 @@ from schemas.tasks import Concurrency, Overlap, Placement, Terms
 from schemas.workers import Capabilities
 from services.dispatcher import limiting, placing
 from services.dispatcher.placement import Lack, mismatch
-from tests.dispatcher.house import ADA, Hand, Ledger, revision, running
+from tests.dispatcher.house import ADA, Hand, Ledger, order, revision, running
 
 A, B, C = (f"01890000-0000-7000-8000-0000000000{n}0" for n in "abc")
 
@@ -203,6 +203,23 @@ async def test_skip_refuses_a_run_while_another_is_open(ledger: Ledger, hand: Ha
     await hand.report(first.attempt_id or "", kind="ended", exit_code=0)
     (fourth,) = await ledger.submit(of)
     assert fourth.status == "queued"
+
+
+async def test_an_instant_that_is_skipped_makes_no_run(ledger: Ledger, hand: Hand) -> None:
+    of = revision(terms=Terms(overlap=Overlap(policy="skip")))
+    run_id, attempt_id = await running(ledger, hand, of)
+    instant = order(of, trigger_id=A, trigger_type="cron", scheduled_for_ms=5)
+    for _ in range(2):
+        (outcome,) = await ledger.submit_orders([of], [instant])
+        assert (outcome.run, outcome.error) == (None, "overlap_skipped")
+    assert [row["id"] for row in await ledger.rows("SELECT id FROM runs")] == [run_id]
+    # What somebody asked for by hand is kept, as ended, for whoever looks for it.
+    (asked,) = await ledger.submit(of)
+    assert (asked.status, asked.error_code) == ("cancelled", "overlap_skipped")
+    await hand.report(attempt_id, kind="ended", exit_code=0)
+    (outcome,) = await ledger.submit_orders([of], [instant])
+    assert outcome.run is not None
+    assert outcome.run.status == "queued"
 
 
 async def test_queue_bounds_how_many_wait(ledger: Ledger, hand: Hand) -> None:

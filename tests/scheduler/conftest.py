@@ -110,6 +110,9 @@ class Ledger:
             if self.refuses:
                 results.append(Submitted(order_id=order.order_id, error=self.refuses))
                 continue
+            if self.overlaps and order.scheduled_for_ms is not None:
+                results.append(Submitted(order_id=order.order_id, error="overlap_skipped"))
+                continue
             key = (order.project, order.idempotency_key)
             replayed = key in self.runs
             known = self.runs.setdefault(key, order)
