@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
@@ -24,6 +25,18 @@ PREVIEW_DOMAIN: Final = "ql3.approval-preview.v1"
 def preview_digest(preview: dict[str, Any]) -> str:
     """The digest of a safe preview, as a request's binding holds it. Raises ValueError on floats."""
     return digest(PREVIEW_DOMAIN, preview)
+
+
+RISKS: Final[tuple[Risk, ...]] = ("low", "medium", "high", "critical")
+
+
+def risk_of(labels: Mapping[str, str], asked: Risk = "low", default: Risk = "medium") -> Risk:
+    """How dangerous a task is, by its label `risk` (`default` without one); never less than what was `asked`."""
+    labelled = default
+    for risk in RISKS:
+        if labels.get("risk") == risk:
+            labelled = risk
+    return labelled if RISKS.index(labelled) > RISKS.index(asked) else asked
 
 
 class Binding(Value, frozen=True, kw_only=True):

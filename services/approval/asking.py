@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schemas.approvals import ApprovalAnswer, ApprovalCreate, Binding, preview_digest
+from schemas.approvals import ApprovalAnswer, ApprovalCreate, Binding, preview_digest, risk_of
 from schemas.canonical import digest
 from schemas.errors import Ql3Error
 from schemas.identity import PolicyDecision
@@ -102,7 +102,9 @@ class Asking:
         action_digest = plan_digest(handler.action_type, planned.plan)
         _, rules = await projects.rules(tx, wanted.project)
         humans = len(await projects.deciders(tx, wanted.project))
-        terms = terms_of(rules, handler.permission, planned.labels, wanted.risk, humans)
+        # Whoever asks may call it more dangerous than its label does, and not less.
+        risk = risk_of(planned.labels, wanted.risk, "low")
+        terms = terms_of(rules, handler.permission, planned.labels, risk, humans)
         request = requests.validate(
             Request(
                 id=wanted.id,
@@ -119,7 +121,7 @@ class Asking:
                     preview_digest=preview_digest(planned.preview),
                 ),
                 preview=planned.preview,
-                risk=wanted.risk,
+                risk=risk,
                 requested_by=who,
                 requested_at_ms=now_ms,
                 expires_at_ms=now_ms + wanted.ttl_ms,

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from schemas import limits as bounds
-from schemas.approvals import Binding, HoldOrder, preview_digest
+from schemas.approvals import Binding, HoldOrder, preview_digest, risk_of
 from schemas.identity import Subject
 from schemas.runs import RunOrder, Submitted
 from schemas.tasks import ExecutionRevision
@@ -296,7 +296,7 @@ def hold_order(record: HoldRecord, run: RunRecord, revision: ExecutionRevision, 
             preview_digest=preview_digest(preview),
         ),
         preview=preview,
-        risk="medium",
+        risk=risk_of(revision.terms.labels),
         requested_by=asker,
         requested_at_ms=run.created_at_ms,
         expires_at_ms=record.expires_at_ms,

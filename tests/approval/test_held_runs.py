@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from schemas import endpoints
-from schemas.approvals import ApprovalCreate, ApprovalRule, ApprovalWithdraw, RulesSet
+from schemas.approvals import ApprovalCreate, ApprovalDecide, ApprovalRule, ApprovalWithdraw, RulesSet
 from schemas.errors import Ql3Error
 from schemas.identity import IdentityRegister, RoleBind, Subject
 from schemas.runs import Run, RunCancel, RunList
@@ -117,6 +117,66 @@ async def test_an_agent_asks_and_its_run_is_made_once(house: House) -> None:
     await house.facts.until(lambda items: any(item.trigger_type == "approved_action" for item in items))  # type: ignore[attr-defined]
     listed = await house.bus.request(endpoints.RUNS_LIST, RunList(actor=now(console), project="default"))
     assert [run.trigger_type for run in listed.items] == ["approved_action"]
+
+
+async def test_one_admin_releases_a_prod_run_and_two_a_critical_one(house: House) -> None:
+    rules = [
+        ApprovalRule(
+            name="critical", permission="run.start", labels={"env": "prod"}, risks=["critical"], quorum=2,
+            decider_role="admin", mode="human_confirmation",
+        ),
+        ApprovalRule(
+            name="prod", permission="run.start", labels={"env": "prod"}, decider_role="admin", mode="human_confirmation"
+        ),
+    ]  # fmt: skip
+    await house.bus.request(
+        endpoints.RULES_SET,
+        RulesSet(actor=now(console), project="default", expected_version=0, rules=rules, mutation_id=new_id()),
+    )
+    for name in ("ann", "bob"):
+        person = Subject(type="user", id=name)
+        await house.bus.request(
+            endpoints.IDENTITIES_REGISTER,
+            IdentityRegister(actor=now(gateway), subject=person, provider="password", provider_subject=name),
+        )
+        await house.bus.request(
+            endpoints.ROLES_BIND,
+            RoleBind(
+                actor=now(console),
+                project="default",
+                subject=person,
+                role="admin",
+                expected_version=0,
+                mutation_id=new_id(),
+            ),
+        )
+    await house.task("deploy", needs_approval=False, labels={"env": "prod"})
+    await house.task("wipe", needs_approval=False, labels={"env": "prod", "risk": "critical"})
+    await house.task("plain", needs_approval=False)
+    assert (await house.run("plain")).status == "queued"
+    one, two = await house.run("deploy"), await house.run("wipe")
+    at_ms = WallClock().now_ms()
+    await house.asked(one.id, "pending")
+    await house.asked(two.id, "pending")
+
+    async def approve(run: str, who: str) -> tuple[str, str, int]:
+        answer = await house.bus.request(
+            endpoints.APPROVALS_DECIDE,
+            ApprovalDecide(
+                actor=actor(who, now_ms=at_ms),
+                project="default",
+                approval=run,
+                decision_id=new_id(),
+                decision="approved",
+            ),
+        )
+        return answer.approval.state, answer.approval.risk, answer.approval.quorum
+
+    assert await approve(one.id, "ann") == ("approved", "medium", 1)
+    assert await approve(two.id, "ann") == ("pending", "critical", 2)
+    assert await approve(two.id, "bob") == ("approved", "critical", 2)
+    for run in (one, two):
+        await house.until(run.id, "queued")
 
 
 async def test_a_scheduled_run_asks_ahead_and_starts_on_time(house: House) -> None:
