@@ -19,8 +19,10 @@ from schemas.triggers import BackfillAnswer, TriggerBackfill, TriggerSpec, Webho
 from services.kit import audit
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction
+from services.scheduler import scheduling
 from services.scheduler import triggers as rules
 from services.scheduler.admissions import Admission, for_fire
+from services.scheduler.decisions import INPUTS_REFUSED, PROJECT_ARCHIVED, TASK_DISABLED, TRIGGER_DISABLED, Missed
 from services.scheduler.executions import Executions
 from services.scheduler.parameters import check_inputs
 from services.scheduler.projects import Projects, asked
@@ -28,9 +30,16 @@ from services.scheduler.store import admissions as admission_store
 from services.scheduler.store import schedules, tasks
 from services.scheduler.store import triggers as store
 from services.scheduler.submitting import ANSWER_MS, OVERLAPPED, Submitter, count_fires
+from services.scheduler.triggers import Span
 
 SOURCE: Final = "dispatcher"
 TOGETHER_MS: Final = 30_000
+_CAUSES: Final[dict[tuple[str, str | None], str]] = {
+    ("conflict", "trigger"): TRIGGER_DISABLED,
+    ("conflict", "task"): TASK_DISABLED,
+    ("project_archived", None): PROJECT_ARCHIVED,
+}
+"""Why something does not fire, by what is said to whoever asks."""
 BACKFILL_RUNS: Final = 1_000
 BACKFILL_WINDOW_MS: Final = 3_660 * 86_400_000
 _PAYLOAD_BYTES: Final = 60 * 1024
@@ -57,34 +66,36 @@ class Occasions:
         # Schedulers that start together, and one that died while it did this, mean the same start.
         together_ms = TOGETHER_MS if self._database.dialect == "postgresql" else 0
         now_ms = self._clock.now_ms()
-        boot_ms = await self._database.transact(lambda tx: schedules.note_start(tx, now_ms, together_ms))
+        boot_ms, first = await self._database.transact(lambda tx: schedules.note_start(tx, now_ms, together_ms))
         after, fired = "", 0
         while True:
-            rows, admissions = await self._boot_page(after, boot_ms)
+            rows, admissions = await self._boot_page(after, boot_ms, counting=first)
             await self._submitter.post(admissions)
             fired += len(admissions)
             if len(rows) < BATCH_ITEMS:
                 return fired
             after = rows[-1]["id"]
 
-    async def _boot_page(self, after: str, boot_ms: int) -> tuple[list[Row], list[Admission]]:
+    async def _boot_page(self, after: str, boot_ms: int, *, counting: bool) -> tuple[list[Row], list[Admission]]:
         rows = await self._database.read(lambda tx: store.of_kind(tx, "boot", after, BATCH_ITEMS))
         await self._learn({row["project"] for row in rows})
         held = await self._held(rows)
 
         async def work(tx: Transaction) -> list[Admission]:
             made: list[Admission] = []
+            missed: list[dict[str, Any]] = []
             for row in rows:
-                if not row["enabled"] or not self._projects.active(row["project"]):
-                    continue
                 try:
+                    self._refuse_stopped(row)
                     made.append(
                         await self._admission(
                             tx, row, "boot", str(boot_ms), scheduled_for_ms=boot_ms, hold=row["id"] in held
                         )
                     )
                 except Ql3Error as error:
-                    log.warning("a boot trigger did not fire", trigger=row["id"], error=error.code)
+                    missed.append(self._missed(row, error, boot_ms))
+            if counting:
+                await scheduling.record_missed(tx, missed)
             return await self._store(tx, made)
 
         return rows, await self._database.transact(work)
@@ -103,33 +114,27 @@ class Occasions:
 
         async def work(tx: Transaction) -> list[Admission]:
             made: list[Admission] = []
+            missed: list[dict[str, Any]] = []
             for fact in ended:
                 for row, spec in chains.get(fact.project, []):
-                    if not self._follows(row, spec, fact):
+                    if not _follows(row, spec, fact):
                         continue
                     try:
+                        self._refuse_stopped(row)
                         made.append(
                             await self._admission(
                                 tx, row, "after_task", fact.run_id, parent_run_id=fact.run_id, hold=row["id"] in held
                             )
                         )
                     except Ql3Error as error:
-                        log.warning("a task did not follow", trigger=row["id"], error=error.code)
+                        missed.append(self._missed(row, error, fact.at_ms))
+            await scheduling.record_missed(tx, missed)
             stored = await self._store(tx, made)
             if page.position is not None:
                 await store.move_position(tx, SOURCE, page.position, self._clock.now_ms())
             return stored
 
         await self._submitter.post(await self._database.transact(work))
-
-    def _follows(self, row: Row, spec: TriggerSpec, fact: RunChanged) -> bool:
-        if spec.after_task != fact.task_name or not row["enabled"] or fact.at_ms < row["updated_at_ms"]:
-            return False
-        if not self._projects.active(fact.project):
-            return False
-        wanted = {"success": ("succeeded",), "failure": ("failed", "timed_out"), "any": tuple(RUN_TERMINAL)}
-        # A run that another one kept from starting has not ended anything.
-        return fact.status in wanted[spec.after_on] and fact.error_code not in OVERLAPPED
 
     async def _chains(self, tx: Transaction) -> dict[str, list[tuple[Row, TriggerSpec]]]:
         chains: dict[str, list[tuple[Row, TriggerSpec]]] = {}
@@ -338,6 +343,22 @@ class Occasions:
             requested_by=requested_by,
         )
 
+    def _refuse_stopped(self, row: Row) -> None:
+        """Raises `conflict` for a disabled trigger, `project_archived` for one of a project that starts nothing."""
+        if not row["enabled"]:
+            raise Ql3Error("conflict", field="trigger")
+        if not self._projects.active(row["project"]):
+            raise Ql3Error("project_archived")
+
+    def _missed(self, row: Row, error: Ql3Error, at_ms: int) -> dict[str, Any]:
+        """What did not become a run, and why, as a row that is counted and listed."""
+        cause = _CAUSES.get((error.code, error.field)) or (
+            INPUTS_REFUSED if (error.field or "").startswith("inputs") else error.code
+        )
+        named = {"trigger_id": row["id"], "task_id": row["task_id"], "project": row["project"]}
+        missed = Missed(cause, Span(at_ms, at_ms, 1))
+        return scheduling.missed_row(named, row["revision"], missed, self._clock.now_ms())
+
     async def _store(self, tx: Transaction, made: Sequence[Admission]) -> list[Admission]:
         if not made:
             return []
@@ -390,6 +411,14 @@ class BootLoop:
             self._starting = False
             if fired:
                 log.info("boot triggers fired", count=fired)
+
+
+def _follows(row: Row, spec: TriggerSpec, fact: RunChanged) -> bool:
+    if spec.after_task != fact.task_name or fact.at_ms < row["updated_at_ms"]:
+        return False
+    wanted = {"success": ("succeeded",), "failure": ("failed", "timed_out"), "any": tuple(RUN_TERMINAL)}
+    # A run that another one kept from starting has not ended anything.
+    return fact.status in wanted[spec.after_on] and fact.error_code not in OVERLAPPED
 
 
 def _ended(item: FeedItem) -> RunChanged | None:

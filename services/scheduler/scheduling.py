@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schemas.errors import Ql3Error
@@ -38,7 +38,7 @@ def moved(
     }
 
 
-def missed_row(row: Row, trigger_revision: int, missed: Missed, now_ms: int) -> dict[str, str | int]:
+def missed_row(row: Mapping[str, Any], trigger_revision: int, missed: Missed, now_ms: int) -> dict[str, str | int]:
     """A row of missed fires; `row` names the trigger, its task and project."""
     return {
         "id": new_id(),

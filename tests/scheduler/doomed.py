@@ -38,6 +38,8 @@ POINTS = (
     "orders rung",
 )
 """Each step of an admission, in order; a crash is right after it."""
+RINGING = POINTS[-2:]
+"""Those of orders that nobody answered, which are rung again."""
 
 
 def die() -> None:

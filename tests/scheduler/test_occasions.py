@@ -12,7 +12,7 @@ from schemas.base import encode
 from schemas.errors import Ql3Error
 from schemas.runs import RunChanged
 from schemas.system import FeedItem, FeedPage
-from schemas.tasks import Execution, TaskSpec
+from schemas.tasks import Execution, Task, TaskSpec
 from schemas.triggers import (
     Trigger,
     TriggerBackfill,
@@ -24,7 +24,7 @@ from schemas.triggers import (
 )
 from services.kit.clock import ManualClock
 from services.kit.ids import new_id
-from tests.scheduler.conftest import ALICE, ALLOW, PROJECT, Room, at, cron
+from tests.scheduler.conftest import ALICE, ALLOW, PROJECT, Room, at, cron, spec
 
 HOUR = 3_600_000
 
@@ -34,9 +34,9 @@ def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-async def add(room: Room, task: str, spec: TriggerSpec, **more: Any) -> Trigger:
+async def add(room: Room, task: str, trigger: TriggerSpec, **more: Any) -> Trigger:
     """A trigger of a task that is there."""
-    ask = TriggerCreate(actor=ALICE, project=PROJECT, task=task, spec=spec, **more)
+    ask = TriggerCreate(actor=ALICE, project=PROJECT, task=task, spec=trigger, **more)
     return await room.timetable.create(ask, ALLOW)
 
 
@@ -255,9 +255,9 @@ async def test_a_disabled_webhook_or_an_archived_project_takes_no_call(room: Roo
 
 async def test_a_webhook_is_made_with_its_secret_and_nothing_else_is(room: Room) -> None:
     await room.create("deploy")
-    for spec, more in ((TriggerSpec(kind="webhook"), {}), (cron("@daily"), {"token_digest": digest("x")})):
+    for one, more in ((TriggerSpec(kind="webhook"), {}), (cron("@daily"), {"token_digest": digest("x")})):
         with pytest.raises(Ql3Error) as refused:
-            await add(room, "deploy", spec, **more)
+            await add(room, "deploy", one, **more)
         assert refused.value.field == "spec.kind"
 
 
@@ -339,3 +339,54 @@ async def test_disabling_takes_back_the_rest_of_a_backfill(room: Room, clock: Ma
     await room.ringing.step()
     assert len(room.ledger.runs) == 23
     assert len(room.ledger.cancelled) == 20
+
+
+# What does not fire is missed, with its cause
+
+
+NEEDY = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+async def stop_for(room: Room, cause: str, task: Task, trigger: Trigger) -> None:
+    """Bring a task, its trigger or its project into the state that has this cause."""
+    if cause == "trigger_disabled":
+        await room.enable_trigger(trigger, False)
+    elif cause == "task_disabled":
+        await room.enable(task, False)
+    elif cause == "project_archived":
+        room.archived.add(PROJECT)
+        room.projects.forget(PROJECT)
+    else:
+        await room.update(task, msgspec.structs.replace(spec(), parameters=NEEDY))
+
+
+CAUSES = ("trigger_disabled", "task_disabled", "project_archived", "inputs_refused")
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+async def test_a_start_that_fires_nothing_is_missed(room: Room, clock: ManualClock, cause: str) -> None:
+    task = await room.create("warm-up", cron("@boot"))
+    await stop_for(room, cause, task, await room.trigger())
+    clock.advance(60_000)
+    assert await room.occasions.boot() == 0
+    assert await room.causes() == [(cause, 1)]
+    if room.database.dialect == "postgresql":
+        # Another scheduler that starts together with it means the same start.
+        other = Room(room.database, clock, room.ledger)
+        other.archived |= room.archived
+        assert await other.occasions.boot() == 0
+        assert await room.causes() == [(cause, 1)]
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+async def test_an_end_that_nothing_follows_is_missed(room: Room, clock: ManualClock, cause: str) -> None:
+    await room.create("first")
+    task = await room.create("second")
+    trigger = await add(room, "second", TriggerSpec(kind="after_task", after_task="first"))
+    await stop_for(room, cause, task, trigger)
+    clock.advance(1_000)
+    await tell(room, ended(room, "first", "failed"), ended(room, "first", "succeeded"))
+    assert room.ledger.runs == {}
+    (missed,) = await room.missed()
+    assert (missed.cause, missed.count, missed.trigger_id) == (cause, 1, trigger.id)
+    assert missed.scheduled_for_ms == clock.now_ms()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -220,6 +221,78 @@ async def test_a_wrong_clock_that_is_set_right_does_not_kill_a_trigger(room: Roo
     clock.advance(-365 * DAY + HOUR)
     await room.look()
     assert room.ledger.instants()[1:] == [at("2026-03-02 13:00:00")]
+
+
+@pytest.mark.parametrize(
+    ("policy", "instants", "missed"),
+    [
+        ({"missed": "skip"}, [], 5),
+        ({"missed": "fire_once"}, ["17:00"], 4),
+        ({"missed": "catch_up", "catch_up": 2}, ["16:00", "17:00"], 3),
+    ],
+)
+async def test_a_clock_set_forward_follows_the_missed_policy(
+    room: Room, clock: ManualClock, policy: dict[str, Any], instants: list[str], missed: int
+) -> None:
+    await room.create("hourly", cron("0 * * * *", **policy))
+    await room.look()
+    clock.advance(5 * HOUR + 10 * MINUTE)
+    await room.look()
+    assert room.ledger.instants() == [at(f"2026-03-02 {time}:00") for time in instants]
+    assert await room.causes() == [("scheduler_down", missed)]
+    clock.advance(50 * MINUTE)
+    await room.look()
+    assert room.ledger.instants()[-1] == at("2026-03-02 18:00:00")
+
+
+async def test_a_clock_that_is_drawn_back_a_second_repeats_nothing(room: Room, clock: ManualClock) -> None:
+    """As a time server does it: not a jump, and nothing is met twice for it."""
+    await room.create("secondly", cron("* * * * * *"))
+    for step in (1_000, 1_000, -900, 1_000, -1_000, 500, 500, 1_000):
+        clock.advance(step)
+        await room.look()
+    found = room.ledger.instants()
+    assert found == sorted(set(found))
+    assert all(later - earlier == 1_000 for earlier, later in pairwise(found))
+    assert await room.causes() == []
+
+
+@pytest.mark.parametrize("stop", ["disabled", "paused"])
+async def test_a_clock_that_jumps_while_a_trigger_stands_still(room: Room, clock: ManualClock, stop: str) -> None:
+    pause = {"pause_until_ms": at("2026-03-02 16:30:00")} if stop == "paused" else {}
+    await room.create("hourly", cron("0 * * * *", **pause))
+    trigger = await room.trigger()
+    if stop == "disabled":
+        await room.enable_trigger(trigger, False)
+    for jump in (2 * HOUR, -HOUR, 3 * HOUR, -2 * HOUR):
+        clock.advance(jump)
+        await room.look()
+    assert clock.now_ms() == at("2026-03-02 14:00:00")
+    assert room.ledger.runs == {}
+    clock.advance(3 * HOUR - MINUTE)
+    if stop == "disabled":
+        await room.enable_trigger(trigger, True)
+    await room.look()
+    assert room.ledger.runs == {}
+    clock.advance(MINUTE)
+    await room.look()
+    assert room.ledger.instants() == [at("2026-03-02 17:00:00")]
+    (missed,) = await room.missed()
+    assert (missed.cause, missed.count) == (f"trigger_{stop}" if stop == "disabled" else stop, 4)
+
+
+async def test_a_clock_far_beyond_all_calendars_does_not_kill_a_trigger(room: Room, clock: ManualClock) -> None:
+    await room.create("hourly", cron("0 * * * *", missed="skip"))
+    await room.create("interval", cron("@every 1h", missed="skip"))
+    wrong = at("2999-12-31 23:59:59") - clock.now_ms()
+    clock.advance(wrong)
+    await room.look()
+    clock.advance(10 * 366 * DAY)
+    await room.look()
+    clock.advance(-wrong - 10 * 366 * DAY + HOUR)
+    await room.look()
+    await room.look()
+    assert room.ledger.instants().count(at("2026-03-02 13:00:00")) == 2
 
 
 async def test_a_clock_that_was_set_back_while_it_was_down(room: Room, clock: ManualClock) -> None:

@@ -188,8 +188,9 @@ async def note_pruned(tx: Transaction, through_ms: int) -> None:
     await tx.execute(_PRUNED, through_ms)
 
 
-async def note_start(tx: Transaction, now_ms: int, together_ms: int) -> int:
-    """The time of this start of the system: that of another start less than `together_ms` ago, or now."""
-    await tx.execute(_START, now_ms, max(0, now_ms - together_ms))
+async def note_start(tx: Transaction, now_ms: int, together_ms: int) -> tuple[int, bool]:
+    """The time of this start of the system: that of another start less than `together_ms` ago, or now, and whether this
+    is the first to note it."""
+    first = await tx.execute(_START, now_ms, max(0, now_ms - together_ms)) == 1
     row = await tx.fetch_one(_STARTED)
-    return int(row["started_at_ms"]) if row else now_ms
+    return int(row["started_at_ms"]) if row else now_ms, first
