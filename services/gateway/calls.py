@@ -90,9 +90,9 @@ class Call(Generic[I]):
         """Authenticates the same request again, for an answer that stays open. Raises `unauthenticated`."""
         self.principal = await self.desk.authenticator.authenticate("GET", self.request_headers, self.peer)
 
-    async def ask(self, endpoint: Endpoint[Q, A], question: Q) -> A:
-        """Asks the owning service; its refusal is this call's answer."""
-        return await self.desk.bus.request(endpoint, question)
+    async def ask(self, endpoint: Endpoint[Q, A], question: Q, *, timeout: float = 5.0) -> A:
+        """Asks the owning service and waits `timeout` seconds for it; its refusal is this call's answer."""
+        return await self.desk.bus.request(endpoint, question, timeout=timeout)
 
 
 def listing(page: Any) -> Listing[Any]:

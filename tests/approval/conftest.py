@@ -291,17 +291,20 @@ async def works(database_for: Callable[[str], Awaitable[Database]]) -> Works:
 
 
 @pytest_asyncio.fixture
-async def house(database_on: Callable[..., Awaitable[Database]], bus_for: BusFactory) -> AsyncIterator[Any]:
-    """The real scheduler and dispatcher beside approval."""
+async def house(
+    request: pytest.FixtureRequest, database_on: Callable[..., Awaitable[Database]], bus_for: BusFactory
+) -> AsyncIterator[Any]:
+    """The real scheduler and dispatcher beside approval; on SQLite, or on the dialect that a test names indirectly."""
     from tests.approval.house import House
 
+    dialect = getattr(request, "param", "sqlite")
     services: list[Any] = []
     for name, kind in (
         ("approval", ApprovalService),
         ("scheduler", SchedulerService),
         ("dispatcher", DispatcherService),
     ):
-        database = await database_on("sqlite", name)
+        database = await database_on(dialect, name)
         made = kind(config=Config(), database=database, bus=await bus_for(name), clock=WallClock())
         await made.start()
         services.append(made)

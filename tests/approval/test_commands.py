@@ -15,6 +15,7 @@ from schemas import endpoints
 from schemas.identity import IdentityRegister, Subject
 from services.gateway.service import GatewayService
 from services.gateway.settings import GatewaySettings
+from services.kit import audit
 from services.kit.clock import WallClock
 from services.kit.config import Config
 from services.kit.ids import new_id
@@ -23,6 +24,7 @@ from services.vault.service import VaultService
 from tests.approval.conftest import gateway
 from tests.approval.house import House, now
 from tests.cli.conftest import Command, clean_environment
+from tests.fixtures_database import Tamper
 from tests.fixtures_nats import BusFactory
 
 
@@ -139,6 +141,54 @@ async def test_the_ledgers_are_listed_exported_and_verified(ql3: Command, house:
     assert verified.code == 0, verified.err
     assert all(item["intact"] for item in verified.json["items"])
     assert (await ql3("audit", "list")).code == 0
+
+
+TAMPERING = [
+    ("UPDATE audit_events SET decision = 'deny' WHERE target = 'two'", "its event was edited"),
+    ("DELETE FROM audit_events WHERE target = 'two'", "its event is missing"),
+    (
+        "UPDATE audit_seals SET position = CASE position WHEN 1 THEN 1002 ELSE 1001 END WHERE position < 3;"
+        "UPDATE audit_seals SET position = position - 1000 WHERE position > 1000",
+        "its place or its seal was changed",
+    ),
+    ("DELETE FROM audit_seals WHERE position = (SELECT max(position) FROM audit_seals)", "missing"),
+]
+
+
+@pytest.mark.parametrize("house", ["sqlite", "postgresql"], indirect=True)
+async def test_verify_finds_what_was_done_to_a_ledger_and_shows_unsealed_rows_apart(
+    ql3: Command, house: House, tamper: Tamper
+) -> None:
+    database = house.approval.gate.database
+    for name in ("one", "two"):
+        assert (await ql3("project", "create", name)).code == 0
+    (sealing,) = [loop for loop in house.approval.loops if loop.name == "audit-sealer"]
+    await sealing.stop()
+    sealer = audit.Sealer(database)
+    while await sealer.step():
+        pass
+    assert (await ql3("project", "create", "three")).code == 0
+
+    async def verdict(code: int) -> Any:
+        ended = await ql3("audit", "verify", "--json")
+        assert ended.code == code, ended
+        (found,) = [item for item in ended.json["items"] if item["service"] == "approval"]
+        assert all(item["intact"] for item in ended.json["items"] if item["service"] != "approval")
+        return found
+
+    whole = await verdict(0)
+    assert (whole["intact"], whole["unsealed"], whole["problems"]) == (True, 1, [])
+    assert whole["sealed"] >= 2
+    listed = (await ql3("audit", "list", "--service", "approval", "--json")).json["items"]
+    assert [item["position"] is None for item in listed[:2]] == [True, False]
+    tables = ("audit_events", "audit_seals")
+    for sql, problem in TAMPERING:
+        # Each on a ledger of its own would take minutes; what was done before shows beside it.
+        await tamper(database, tables, sql)
+        found = await verdict(1)
+        assert any(problem in text for text in found["problems"]), (sql, found)
+    shown = await ql3("audit", "verify")
+    assert (shown.code, "approval: position" in shown.out) == (1, True)
 
 
 async def test_what_cannot_be_is_refused_in_one_line(ql3: Command) -> None:

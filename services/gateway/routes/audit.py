@@ -15,6 +15,8 @@ from services.gateway.calls import Call
 from services.gateway.operations import Listing, Nothing, Operations, Paged
 
 operations = Operations("audit")
+WALK_S = 25.0
+"""How long the walk over a ledger may take; below the patience of the command, which is 30 s."""
 Ledger = Literal["approval", "vault", "scheduler", "dispatcher", "retention", "gateway"]
 LEDGERS = tuple(endpoints.AUDIT_READ)
 
@@ -63,7 +65,8 @@ async def _read(call: Call[AuditQuery], ledger: str, page: Page) -> AuditPage:
 async def verify_audit(call: Call[Nothing]) -> Listing[LedgerVerdict]:
     """Walk every ledger's hash chain: an edited, missing or moved row shows."""
     question = AuditVerify(actor=call.actor)
-    verdicts = await asyncio.gather(*(call.ask(endpoints.AUDIT_VERIFY[ledger], question) for ledger in LEDGERS))
+    asked = (call.ask(endpoints.AUDIT_VERIFY[ledger], question, timeout=WALK_S) for ledger in LEDGERS)
+    verdicts = await asyncio.gather(*asked)
     return Listing(
         items=[
             LedgerVerdict(
