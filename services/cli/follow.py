@@ -7,9 +7,10 @@ from collections.abc import Callable, Generator
 from typing import Any, Final
 
 from schemas.errors import Ql3Error
+from schemas.ids import is_id
 from schemas.limits import LOG_RANGE_BYTES
 from schemas.runs import RUN_TERMINAL
-from services.cli.client import Client, chunk_bytes, in_project, segment
+from services.cli.client import Client, chunk_bytes, in_project
 from services.cli.output import note
 from services.cli.words import say
 
@@ -26,8 +27,10 @@ Sink = Callable[[bytes], None]
 
 
 def run_path(project: str, run: str) -> str:
-    """Path of a run."""
-    return in_project(project, f"/runs/{segment(run, field='RUN')}")
+    """Path of a run. Raises `not_found` when this can be the id of none."""
+    if not is_id(run):
+        raise Ql3Error("not_found", "There is no such run; its id is what ql3 run list shows.", field="RUN")
+    return in_project(project, f"/runs/{run}")
 
 
 def ended(run: dict[str, Any]) -> bool:

@@ -30,7 +30,7 @@ def list_command(
     from schemas.errors import Ql3Error
     from schemas.runs import RunStatus
     from services.cli import output
-    from services.cli.client import connect, in_project
+    from services.cli.client import connect, in_project, segment
     from services.cli.words import say
     from services.cli.words import status as word
 
@@ -41,6 +41,9 @@ def list_command(
         found = client.items(
             in_project(project, "/runs"), limit, task=task, status=",".join(status) if status else None
         )
+        if task is not None and not found["items"]:
+            # Either it has no such run, or it is not there at all, which is an error.
+            client.get(in_project(project, f"/tasks/{segment(task, field='--task')}"))
     if as_json:
         output.document(found)
         return

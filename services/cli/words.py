@@ -38,6 +38,8 @@ def error_line(error: Ql3Error) -> str:
         return f"{where}{error.detail or error.kind.title} {error.kind.mend}"
     from services.cli import details
 
+    if error.code == "not_found" and error.field in ("run", "RUN"):
+        return "没有此运行。请检查编号以及项目；编号见 ql3 run list。"
     title, mend = ERRORS_ZH.get(error.code, (error.kind.title, error.kind.mend))
     where = details.field(error.field) + ": " if error.field else ""
     if error.detail and (said := details.chinese(error.detail)):

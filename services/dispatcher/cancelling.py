@@ -166,7 +166,7 @@ async def cancel_run(
     now = await tx.now_ms()
     case = await cases.load_one(tx, question.project, question.run)
     if case is None:
-        raise Ql3Error("not_found")
+        raise Ql3Error("not_found", "There is no such run in this project.", field="run")
     if case.run.finished_at_ms is not None:
         return case.run, False
     pinned = await revisions.read(tx, [case.run.revision_digest])

@@ -38,7 +38,7 @@ async def find(tx: Transaction, project: str, run_id: str) -> RunRecord:
     """One run of a project. Raises `not_found`."""
     record = (await cases.load_runs(tx, [run_id], lock=False)).get(run_id)
     if record is None or record.project_id != project:
-        raise Ql3Error("not_found")
+        raise Ql3Error("not_found", "There is no such run in this project.", field="run")
     return record
 
 

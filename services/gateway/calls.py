@@ -62,7 +62,7 @@ class Call(Generic[I]):
         """An id of the path; anything else names nothing that exists."""
         text: str = self.request.path_params[name]
         if not is_id(text):
-            raise Ql3Error("not_found", field=name)
+            raise Ql3Error("not_found", f"There is no such {name}.", field=name)
         return text
 
     def name_or_id(self, name: str) -> str:

@@ -380,6 +380,21 @@ async def test_limits_are_set_listed_and_taken_away(ql3: Command) -> None:
         assert (refused.code, refused.err.split(":")[1]) == (2, " LIMIT")
 
 
+async def test_a_run_or_a_task_that_is_not_there_is_named(ql3: Command) -> None:
+    await created(ql3)
+    assert (await ql3("run", "list", "--task", "hello")).code == 0
+    for task in ("nothing", uuid("c", 77)):
+        ended = await ql3("run", "list", "--task", task)
+        assert (ended.code, ended.out, ended.err.startswith("error: task: ")) == (2, "", True)
+    for act in ("show", "explain", "logs", "cancel", "retry"):
+        for run in (uuid("b", 99), "nonsense", "UNKNOWN"):
+            ended = await ql3("run", act, run)
+            assert (ended.code, ended.out, "run" in ended.err.lower()) == (2, "", True), ended.err
+    told = await ql3("run", "show", "nonsense")
+    assert told.err.startswith("error: RUN: There is no such run; its id is what ql3 run list shows.")
+    assert (await ql3("run", "show", uuid("b", 99), QL3_LANG="zh")).err.startswith("错误: 没有此运行。")
+
+
 async def test_text_of_others_cannot_steer_the_terminal(ql3: Command) -> None:
     assert (await ql3("task", "create", "x", "--title", "a\x1b[31mb\nc", "--", "true")).code == 0
     shown = (await ql3("task", "show", "x")).out
