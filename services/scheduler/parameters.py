@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final, cast
 
 import msgspec
 
 from schemas.errors import Ql3Error
+from services.scheduler import bounds
 
 SCHEMA_BYTES: Final = 32 * 1024
 INPUT_BYTES: Final = 64 * 1024
@@ -19,7 +21,7 @@ def check_schema(parameters: dict[str, Any] | None) -> None:
     if parameters is None:
         return
     field = "spec.parameters"
-    if len(msgspec.json.encode(parameters)) > SCHEMA_BYTES:
+    if _size(parameters, field) > SCHEMA_BYTES:
         raise Ql3Error("too_large", f"At most {SCHEMA_BYTES} bytes.", field=field)
     if parameters.get("type", "object") != "object":
         raise Ql3Error("invalid", "Inputs are an object: write `type: object` with `properties`.", field=field)
@@ -33,19 +35,35 @@ def check_schema(parameters: dict[str, Any] | None) -> None:
         raise Ql3Error(
             "invalid", f"It is not a JSON Schema: {_short(error)}.", field=f"{field}.{place}" if place else field
         ) from error
-    if any(isinstance(reference, str) and not reference.startswith("#") for reference in _references(parameters)):
-        raise Ql3Error("invalid", "References stay inside the schema: `#/$defs/…`.", field=field)
+    except RecursionError:
+        raise Ql3Error("invalid", "It is nested too deeply.", field=field) from None
+    for name, value in _keywords(parameters):
+        if name in ("$ref", "$dynamicRef") and isinstance(value, str) and not value.startswith("#"):
+            raise Ql3Error("invalid", "References stay inside the schema: `#/$defs/…`.", field=field)
+        if name == "pattern" and isinstance(value, str):
+            bounds.check_pattern(value, field)
+        if name in bounds.NOT_READ and isinstance(value, dict | bool):
+            raise Ql3Error("invalid", f"`{name}` is not read here.", field=field)
 
 
 def check_inputs(parameters: dict[str, Any] | None, inputs: dict[str, Any] | None) -> dict[str, Any] | None:
     """The inputs with the defaults of the schema filled in. Raises `invalid` or `too_large`, naming the input."""
-    if inputs is not None and len(msgspec.json.encode(inputs)) > INPUT_BYTES:
+    if inputs is not None and _size(inputs, "inputs") > INPUT_BYTES:
         raise Ql3Error("too_large", f"Inputs have at most {INPUT_BYTES} bytes.", field="inputs")
     if parameters is None:
         return inputs
     filled = _defaults(parameters) | (inputs or {})
-    validator = _validator(msgspec.json.encode(parameters, order="sorted"))
-    wrong = min(validator.iter_errors(filled), key=lambda error: list(map(str, error.absolute_path)), default=None)
+    try:
+        with bounds.steps():
+            found = _validator(msgspec.json.encode(parameters, order="sorted")).iter_errors(filled)
+            wrong = min(found, key=lambda error: list(map(str, error.absolute_path)), default=None)
+    except (bounds.TooManySteps, RecursionError):
+        raise Ql3Error("invalid", "Checking it takes too many steps.", field="inputs") from None
+    except Exception as error:
+        # One schema that cannot be applied must not hold what else is due.
+        raise Ql3Error(
+            "invalid", f"The task's schema cannot be applied ({type(error).__name__}).", field="inputs"
+        ) from error
     if wrong is not None:
         place = ".".join(str(part) for part in wrong.absolute_path)
         raise Ql3Error("invalid", f"{_short(wrong)}.", field=f"inputs.{place}" if place else "inputs")
@@ -63,6 +81,13 @@ def check_preset(parameters: dict[str, Any] | None, inputs: dict[str, Any] | Non
     check_inputs(parameters, inputs)
 
 
+def _size(value: Any, field: str) -> int:
+    try:
+        return len(msgspec.json.encode(value))
+    except RecursionError:
+        raise Ql3Error("invalid", "It is nested too deeply.", field=field) from None
+
+
 def _defaults(parameters: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, definition in cast("dict[str, Any]", parameters.get("properties", {})).items():
@@ -73,24 +98,23 @@ def _defaults(parameters: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=512)
 def _validator(text: bytes) -> Any:
-    from jsonschema import Draft202012Validator
     from referencing import Registry
 
     # An empty registry cannot fetch what it does not hold.
-    return cast(Any, Draft202012Validator)(msgspec.json.decode(text), registry=cast(Any, Registry)())
+    return bounds.validator()(msgspec.json.decode(text), registry=cast(Any, Registry)())
 
 
-def _references(value: Any) -> list[Any]:
-    found: list[Any] = []
-    if isinstance(value, dict):
-        for name, item in cast("dict[str, Any]", value).items():
-            if name in ("$ref", "$dynamicRef"):
-                found.append(item)
-            found += _references(item)
-    elif isinstance(value, list):
-        for item in cast("list[Any]", value):
-            found += _references(item)
-    return found
+def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Every member of every object in a schema, whether it is a keyword there or only named like one."""
+    waiting = [schema]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            members = cast("dict[str, Any]", value)
+            yield from members.items()
+            waiting += members.values()
+        elif isinstance(value, list):
+            waiting += cast("list[Any]", value)
 
 
 def _short(error: Any) -> str:
