@@ -24,6 +24,7 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT])?(?:i?B)?", re.IGNORECASE)
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
@@ -35,6 +36,14 @@ def milliseconds(text: str, field: str) -> int:
     if total < 1:
         raise Ql3Error("invalid", "The duration is less than a millisecond.", field=field)
     return round(total)
+
+
+def size(text: str, field: str) -> int:
+    """`512`, `64K`, `1.5G` (also with `iB`) in bytes, by powers of 1024. Raises `invalid`, naming the field."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise Ql3Error("invalid", f"{text!r} is not a size; write 512K, 64M or 2G.", field=field)
+    return round(float(found[1]) * 1024 ** " KMGT".index((found[2] or " ").upper()))
 
 
 def pair(text: str, field: str) -> tuple[str, str]:

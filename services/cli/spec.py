@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from services.cli.options import milliseconds, pair
+from services.cli import execution as how
+from services.cli.options import milliseconds, pair, size
 
 Env = Annotated[list[str] | None, typer.Option("--env", metavar="K=V", help="A public variable; may be repeated.")]
 SecretNames = Annotated[
@@ -58,25 +60,45 @@ def write_spec(
     folder: str | None = None,
     notes: str | None = None,
     parameters: str | None = None,
+    file: list[str] | None = None,
+    secret_file: list[str] | None = None,
+    log_quota: str | None = None,
+    runtime: str | None = None,
+    requirement: list[str] | None = None,
+    script: Path | None = None,
+    image: str | None = None,
+    executor: str | None = None,
+    clear: list[str] | None = None,
+    **bounds: Any,
 ) -> dict[str, Any]:
-    """The spec with what was given; what was not given stays as it is. Raises `invalid`, naming the option."""
+    """The spec with what was given; what was not given stays as it is. Raises `invalid`, naming the option.
+
+    `bounds` are those of `execution.write_limits`.
+    """
     from schemas.errors import Ql3Error
     from services.cli.typed import json_from
 
     execution: dict[str, Any] = dict(spec.get("execution", {}))
+    terms: dict[str, Any] = dict(spec.get("terms", {}))
+    how.clear(execution, terms, clear)
     _set(execution, "command", command)
     _set(execution, "timeout_ms", None if timeout is None else milliseconds(timeout, "--timeout"))
     _set(execution, "grace_ms", None if grace is None else milliseconds(grace, "--grace"))
     _set(execution, "working_directory", workdir)
+    _set(execution, "log_quota_bytes", None if log_quota is None else size(log_quota, "--log-quota"))
+    how.write_runtime(execution, kind=runtime, requirements=requirement, script=script)
+    how.write_limits(execution, **bounds)
     variables: dict[str, Any] = {variable["name"]: variable for variable in execution.get("environment", [])}
     for name in unset or []:
         if variables.pop(name, None) is None:
             raise Ql3Error("invalid", f"The task has no variable {name}.", field="--unset")
-    for variable in [*map(_public, env or []), *map(_secret, secret or [])]:
+    given = [*map(_public, env or []), *map(how.file_variable, file or []), *map(_secret, secret or [])]
+    given += [{**_secret(text), "as_file": True} for text in secret_file or []]
+    for variable in given:
         variables[variable["name"]] = variable
     if variables or "environment" in execution:
         execution["environment"] = list(variables.values())
-    terms: dict[str, Any] = dict(spec.get("terms", {}))
+    how.write_container(execution, terms, image=image, executor=executor)
     retry: dict[str, Any] = dict(terms.get("retry", {}))
     _set(retry, "max_attempts", max_attempts)
     _set(retry, "safety", safety)

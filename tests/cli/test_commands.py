@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.tasks import TaskCreate, TaskRun
+from schemas.tasks import Isolation, Runtime, SecretRef, TaskCreate, TaskRun, Variable
 from services.kit.version import VERSION
 from tests.cli.conftest import Command, uuid
 
@@ -48,6 +48,77 @@ async def test_a_task_is_created_as_it_was_written(ql3: Command) -> None:
         ("*/5 * * * *", "Europe/Berlin"),
         ("@hourly", "Europe/Berlin"),
     ]
+
+
+async def test_a_task_says_how_it_is_executed(ql3: Command, tmp_path: Path) -> None:
+    script, config = tmp_path / "job.py", tmp_path / "config.ini"
+    script.write_text("print('hi')\n")
+    config.write_text("[a]\nb = grün\n")
+    ended = await ql3(
+        "task", "create", "job", "--script", str(script), "--requirement", "httpx>=0.28", "--requirement", "rich",
+        "--file", f"CONFIG={config}", "--secret-file", "KEY=deploy-key", "--log-quota", "1.5M",
+        "--run-as", "nobody", "--umask", "027", "--nice", "5", "--memory", "256M", "--cpu", "150",
+        "--processes", "20", "--open-files", "256", "--file-size", "2GiB", "--cpu-time", "1m30s", "--best-effort",
+        "--", "job.py", "--verbose",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    (asked,) = ql3.scene.asked
+    assert isinstance(asked, TaskCreate)
+    execution = asked.spec.execution
+    assert execution.runtime == Runtime(kind="python", requirements=["httpx>=0.28", "rich"], script="print('hi')\n")
+    assert execution.command == ["job.py", "--verbose"]
+    assert execution.environment == [
+        Variable(name="CONFIG", value="[a]\nb = grün\n", as_file=True),
+        Variable(name="KEY", secret=SecretRef(secret="deploy-key"), as_file=True),
+    ]
+    assert execution.log_quota_bytes == 1_572_864
+    assert execution.isolation == Isolation(
+        user="nobody", umask=0o027, nice=5, memory_bytes=256 << 20, cpu_percent=150, processes=20, open_files=256,
+        file_bytes=2 << 30, cpu_seconds=90, required=False,
+    )  # fmt: skip
+    shown = await ql3("task", "show", "job")
+    for text in ("python httpx>=0.28 rich", "umask=027", "memory_bytes=268435456", "best-effort", "KEY=a file: secret"):
+        assert text in shown.out
+
+
+async def test_an_update_changes_one_limit_and_takes_others_off(ql3: Command, tmp_path: Path) -> None:
+    await ql3("task", "create", "x", "--memory", "1G", "--nice", "1", "--runtime", "node", "--", "node", "x.js")
+    assert (await ql3("task", "update", "x", "--memory", "2G", "--requirement", "left-pad")).code == 0
+    execution = ql3.scene.tasks["x"].spec.execution
+    assert execution.isolation == Isolation(memory_bytes=2 << 30, nice=1)
+    assert execution.runtime == Runtime(kind="node", requirements=["left-pad"])
+    assert (await ql3("task", "update", "x", "--clear", "runtime", "--clear", "limits", "--image", "alpine")).code == 0
+    spec = ql3.scene.tasks["x"].spec
+    assert (spec.execution.isolation, spec.execution.runtime, spec.execution.image) == (None, None, "alpine")
+    assert spec.terms.placement.executor == "docker"
+    assert (await ql3("task", "update", "x", "--clear", "image", "--required", "--nice", "2")).code == 0
+    spec = ql3.scene.tasks["x"].spec
+    assert (spec.execution.image, spec.terms.placement.executor) == (None, "local_process")
+    assert spec.execution.isolation == Isolation(nice=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (["--requirement", "rich"], "--runtime"),
+        (["--script", "/nowhere/job.py"], "--script"),
+        (["--file", "A=/nowhere"], "--file"),
+        (["--file", "A"], "--file"),
+        (["--memory", "much"], "--memory"),
+        (["--file-size", "-1"], "--file-size"),
+        (["--umask", "888"], "--umask"),
+        (["--umask", "1777"], "--umask"),
+        (["--cpu-time", "5"], "--cpu-time"),
+        (["--log-quota", "1 M"], "--log-quota"),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused_by_the_options_name(
+    ql3: Command, options: list[str], field: str
+) -> None:
+    ended = await ql3("task", "create", "x", *options, "--", "true")
+    assert ended.code == 2
+    assert ended.err.startswith(f"error: {field}: ")
+    assert ql3.scene.asked == []
 
 
 async def test_an_update_changes_what_is_given_and_keeps_the_rest(ql3: Command) -> None:
