@@ -57,8 +57,10 @@ async def test_while_it_runs(lone: Lone, ledger: Ledger, victim: str) -> None:
         gate.write_bytes(b"between\n")
         body = await ledger.end(attempt)
         assert (body.kind, body.exit_code) == ("ended", 3)
+        whole = "before\nbetween\nafter\n"
         assert body.log is not None
-        assert body.log.size == len("before\nbetween\nafter\n")
+        assert (body.log.size, body.log.truncated) == (len(whole), False)
+        assert (lone.data / "worker" / "logs" / f"{attempt}.log").read_text() == whole
     else:
         body = await ledger.end(attempt)
         assert (body.kind, body.exit_code) == ("vanished", None)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas import limits, subjects
@@ -16,9 +17,20 @@ from schemas.endpoints import ARTIFACTS_RETIRED, LOG_FOLLOW, LOG_READ
 from schemas.errors import Ql3Error
 from schemas.system import Done
 from schemas.tasks import Variable
-from schemas.workers import ArtifactsRetired, LogChunk, LogFollow, LogRead, RetireArtifacts, RetireItem
+from schemas.workers import (
+    ArtifactsRetired,
+    LogChunk,
+    LogFollow,
+    LogRead,
+    OfferAttempts,
+    RetireArtifacts,
+    RetireItem,
+)
 from services.kit.artifact_store import artifact_path, stored_size
 from services.kit.bus import Caller, Delivery, Route
+from services.kit.ids import new_id
+from services.worker.attempt import Held
+from services.worker.place import Room
 from services.worker.service import WorkerService
 from tests.fixtures_nats import WORKER, BusFactory, Heard
 from tests.worker.conftest import alive, wait_gone
@@ -297,6 +309,49 @@ async def test_a_vanished_attempt_whose_log_was_replaced_is_told_without_one(wor
     os.kill(worker.host_pid(), 9)
     body = await ledger.end(attempt)
     assert (body.kind, body.log) == ("vanished", None)
+
+
+async def test_a_full_journal_takes_no_more_until_something_has_ended(
+    worker: Worker, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.worker.store.MAX_JOURNAL", 1)
+    service = await worker.start()
+    first = await ledger.offer("sleep", "1000")
+    await ledger.running(first)
+    item = msgspec.structs.replace(ledger.item(first), attempt_id=new_id(), offer_id=new_id())
+    assert ledger.fence is not None
+    offer = OfferAttempts(fence=ledger.fence, revisions=[make_revision("/bin/true")], offers=[item])
+    offer = msgspec.structs.replace(offer, offers=[msgspec.structs.replace(item, revision=offer.revisions[0].digest)])
+    await service.take_offers([offer])
+    assert worker.journal() == [first]
+    await ledger.cancel(first)
+    await ledger.end(first)
+    await settled(worker)
+    await service.take_offers([offer])
+    assert (await ledger.end(item.attempt_id)).exit_code == 0
+
+
+def test_room_is_kept_for_what_runs_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.worker.place.free_bytes", lambda _: 1000)
+    room = Room(tmp_path, 100)
+    attempts = [
+        Held(attempt_id=name, offer_id="", run_id="", project="", lease_generation=1, host="", digest="")
+        for name in "abc"
+    ]
+    assert room.reserve(attempts[0], 500)
+    assert not room.reserve(attempts[1], 401)
+    assert room.reserve(attempts[1], 400)
+    assert not room.fits(1)
+    room.release(attempts[0])
+    room.release(attempts[0])
+    assert room.fits(500)
+    assert not room.fits(501)
+
+    def away(_: Path) -> int:
+        raise OSError
+
+    monkeypatch.setattr("services.worker.place.free_bytes", away)
+    assert not room.reserve(attempts[2], 0)
 
 
 async def test_the_folders_are_nobody_elses(worker: Worker, ledger: Ledger) -> None:
