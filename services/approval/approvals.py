@@ -227,6 +227,7 @@ class Approvals:
                 raise Ql3Error("forbidden", "Only whoever asked takes a request back.")
             if request.state == "withdrawn" and request.withdrawn_by == who:
                 return True
+            await projects.assert_fence(tx, project, who, fence_of(seen))
             await self._withdraw(tx, request, who)
             await audit.append(tx, actor, "approval.withdraw", project, request.id, seen)
             return False

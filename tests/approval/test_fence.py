@@ -11,12 +11,22 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
-from schemas.approvals import ActionRecover, ApprovalCreate, ApprovalDecide, ApprovalRule, Binding, RulesSet
+from schemas.approvals import (
+    ActionRecover,
+    ApprovalCreate,
+    ApprovalDecide,
+    ApprovalRule,
+    ApprovalWithdraw,
+    Binding,
+    RulesSet,
+)
 from schemas.errors import Ql3Error
 from schemas.identity import (
+    BindingRevoke,
     IdentityRegister,
     IdentitySet,
     ProjectArchive,
@@ -29,7 +39,7 @@ from services.approval.asking import Asking
 from services.approval.store import projects
 from services.kit.database import Database, open_database
 from services.kit.ids import new_id
-from tests.approval.conftest import Works, actor, console, hold
+from tests.approval.conftest import HOUR, Works, actor, console, hold
 from tests.fixtures_database import database_configs, shift_clock
 
 ANN = Subject(type="user", id="ann")
@@ -108,6 +118,21 @@ async def ask(works: Works, _: str) -> Any:
     )
 
 
+async def withdraw(works: Works, prepared: str) -> Any:
+    return await works.approvals.withdraw(ApprovalWithdraw(actor=actor("ann"), project="default", approval=prepared))
+
+
+async def revoke_name(works: Works, _: str) -> Any:
+    return await works.directory.revoke_binding(
+        BindingRevoke(
+            actor=actor("ann"),
+            subject=Subject(type="user", id="boss"),
+            provider="password",
+            provider_subject="boss",
+        )
+    )
+
+
 async def consume(works: Works, prepared: str) -> Any:
     request = await works.approvals.view("default", prepared)
     binding = Binding(
@@ -160,6 +185,12 @@ async def pending(works: Works) -> str:
     return order.request_id
 
 
+async def own(works: Works) -> str:
+    order = hold(requested_by=ANN)
+    await works.approvals.hold([order])
+    return order.request_id
+
+
 async def approved(works: Works) -> str:
     await works.person("second", "owner")
     order_by_bot = await pending_by_bot(works)
@@ -199,6 +230,8 @@ MUTATIONS: list[tuple[Any, Any, Subject, str, bool]] = [
     (archive, own_project, ANN, "mine", False),
     (register, nothing, ANN, "default", False),
     (disable, nothing, ANN, "default", False),
+    (revoke_name, nothing, ANN, "default", False),
+    (withdraw, own, ANN, "default", False),
     (decide, pending, ANN, "default", True),
     (ask, nothing, BOT, "default", True),
     (consume, approved, BOT, "default", True),
@@ -268,13 +301,53 @@ async def test_a_right_taken_before_the_commit_refuses_it(
     monkeypatch.undo()
 
 
+@pytest.mark.parametrize(
+    ("before", "code"), [("decided", "already_decided"), ("expired", "approval_expired"), ("replayed", None)]
+)
+async def test_what_became_of_the_request_is_told_before_the_fence(
+    two: tuple[Works, Works], monkeypatch: pytest.MonkeyPatch, before: str, code: str | None
+) -> None:
+    one, other = two
+    await one.person("boss", "owner")
+    await one.person("ann", "owner")
+    prepared = await pending(one)
+    mine = ApprovalDecide(
+        actor=actor("ann"), project="default", approval=prepared, decision_id=new_id(), decision="approved"
+    )
+    if before == "replayed":
+        await one.approvals.decide(mine)
+    if before == "decided":
+        await one.approvals.decide(msgspec.structs.replace(mine, actor=actor("boss"), decision_id=new_id()))
+    if before == "expired":
+        one.clock.advance(HOUR)
+    real = projects.snapshot
+    looks = 0
+
+    async def snapshot(tx: Any, at: str, subject: Subject) -> Any:
+        nonlocal looks
+        seen = await real(tx, at, subject)
+        if tx.database is one.database and subject == ANN:
+            looks += 1
+            await asyncio.create_task(revoke(other, ANN, "default"))
+        return seen
+
+    monkeypatch.setattr(projects, "snapshot", snapshot)
+    if code is None:
+        assert (await one.approvals.decide(mine)).replayed
+    else:
+        with pytest.raises(Ql3Error) as refused:
+            await one.approvals.decide(mine)
+        assert refused.value.code == code
+    assert looks == 1
+
+
 async def test_without_a_revocation_each_of_them_commits(two: tuple[Works, Works]) -> None:
     one, _ = two
     await one.person("boss", "owner")
     await one.person("ann", "owner")
     await one.person("bot", "operator", kind="agent")
     for mutation, prepare, *_ in MUTATIONS:
-        if mutation is disable:
+        if mutation in (disable, revoke_name):
             continue
         if mutation in (consume, recover):
             rules = await one.database.read(lambda tx: projects.rules(tx, "default"))
