@@ -18,29 +18,13 @@ import structlog
 from schemas import endpoints, limits, subjects
 from schemas.artifacts import PurgeRuns
 from schemas.errors import Ql3Error
-from schemas.identity import DEFAULT_PROJECT
 from schemas.runs import (
-    AttemptList,
-    AttemptPage,
     DispatchClose,
     EndedPage,
     EndedRead,
-    Explanation,
-    LimitList,
-    LimitPage,
-    LimitSet,
-    RunAnswer,
-    RunCancel,
-    RunEventList,
-    RunEventPage,
-    RunExplain,
-    RunList,
     RunOrder,
-    RunPage,
-    RunRead,
     RunRelease,
     RunReleaseAnswer,
-    RunRetry,
     SubmitAnswer,
     SubmitRuns,
 )
@@ -54,12 +38,8 @@ from schemas.workers import (
     ReportAttempts,
     StartAnswer,
     StartAttempts,
-    WorkerAnswer,
     WorkerBeat,
     WorkerBeaten,
-    WorkerDrain,
-    WorkerList,
-    WorkerPage,
     WorkerRegister,
     WorkerRegistered,
 )
@@ -67,17 +47,16 @@ from services.dispatcher import (
     barrier,
     cancelling,
     holding,
-    limiting,
     placing,
     purging,
     reading,
     recovery,
     reporting,
-    retrying,
     sessions,
     submission,
 )
 from services.dispatcher.gathering import Gatherer
+from services.dispatcher.people import Bells, People
 from services.dispatcher.placing import Offer, Placed
 from services.dispatcher.recovery import Step
 from services.dispatcher.reporting import Sent, Settled
@@ -134,6 +113,13 @@ class DispatcherService:
         self._lane = ""
         self._sweep = cancelling.Position()
         self._hearing = recovery.Hearing(time.monotonic)
+        self._people = People(
+            database=database,
+            revisions=self._revisions,
+            policy=self._policy,
+            bells=Bells(self._ask_to_place, self._delivering.ring, self._ringing.ring, self._timing.ring),
+            listening=lambda: self._hearing.patience_ms() > 0,
+        )
         self._sending: set[asyncio.Task[None]] = set()
         self._could_run: list[str] = ["it was not looked yet whether a run could be started"]
 
@@ -175,24 +161,25 @@ class DispatcherService:
         return [*reasons, *self._could_run]
 
     def _routes(self) -> list[Route[Any, Any]]:
+        people = self._people
         return [
             Route(endpoints.RUNS_SUBMIT, self.submit, concurrency=256),
-            Route(endpoints.RUNS_GET, self.get_run, concurrency=32),
-            Route(endpoints.RUNS_LIST, self.list_runs),
-            Route(endpoints.RUNS_EVENTS, self.list_events),
-            Route(endpoints.RUNS_ATTEMPTS, self.list_attempts),
-            Route(endpoints.RUNS_CANCEL, self.cancel),
-            Route(endpoints.RUNS_RETRY, self.retry),
-            Route(endpoints.RUNS_EXPLAIN, self.explain),
+            Route(endpoints.RUNS_GET, people.get_run, concurrency=32),
+            Route(endpoints.RUNS_LIST, people.list_runs),
+            Route(endpoints.RUNS_EVENTS, people.list_events),
+            Route(endpoints.RUNS_ATTEMPTS, people.list_attempts),
+            Route(endpoints.RUNS_CANCEL, people.cancel),
+            Route(endpoints.RUNS_RETRY, people.retry),
+            Route(endpoints.RUNS_EXPLAIN, people.explain),
             Route(endpoints.RUNS_RELEASE, self.release),
             Route(endpoints.RUNS_CLOSE, self.close),
             Route(endpoints.ATTEMPTS_START, self.start_attempts, concurrency=256),
             Route(endpoints.WORKERS_REGISTER, self.register),
             Route(endpoints.WORKERS_BEAT, self.beat, concurrency=64),
-            Route(endpoints.WORKERS_LIST, self.list_workers),
-            Route(endpoints.WORKERS_DRAIN, self.drain),
-            Route(endpoints.LIMITS_LIST, self.list_limits),
-            Route(endpoints.LIMITS_SET, self.set_limit),
+            Route(endpoints.WORKERS_LIST, people.list_workers),
+            Route(endpoints.WORKERS_DRAIN, people.drain),
+            Route(endpoints.LIMITS_LIST, people.list_limits),
+            Route(endpoints.LIMITS_SET, people.set_limit),
             Route(endpoints.LEASES_VERIFY, self.verify_lease, concurrency=64),
             Route(endpoints.ATTEMPTS_ENDED, self.ended_attempts),
             Route(endpoints.READINESS, self.readiness),
@@ -374,20 +361,6 @@ class DispatcherService:
             self._timing.ring()
         await self._acknowledge(settled.acks)
 
-    async def list_workers(self, message: WorkerList, _caller: Caller) -> WorkerPage:
-        """Workers, for whoever may read the default project."""
-        await self._policy.require(message.actor, DEFAULT_PROJECT, "project.read")
-        page = message.page
-        return await self._database.read(lambda tx: reading.worker_page(tx, page.cursor, page.limit))
-
-    async def drain(self, message: WorkerDrain, _caller: Caller) -> WorkerAnswer:
-        """Give a worker no new work, or work again."""
-        decision = await self._policy.require(message.actor, DEFAULT_PROJECT, "worker.manage")
-        worker = await self._database.transact(lambda tx: sessions.drain(tx, message, decision))
-        self._ask_to_place()
-        self._timing.ring()
-        return WorkerAnswer(worker=worker)
-
     async def verify_lease(self, message: LeaseVerify, _caller: Caller) -> LeaseVerified:
         """For the vault."""
         return await self._database.read(lambda tx: barrier.verify(tx, self._revisions, message))
@@ -396,71 +369,7 @@ class DispatcherService:
         """For retention, when its facts are gone from the feed."""
         return await self._database.read(lambda tx: ended.page(tx, message.after, message.limit))
 
-    # -- runs, for people
-
-    async def get_run(self, message: RunRead, _caller: Caller) -> RunAnswer:
-        """One run."""
-        await self._policy.require(message.actor, message.project, "run.read")
-        run = await self._database.read(lambda tx: reading.run(tx, self._revisions, message.project, message.run))
-        return RunAnswer(run=run)
-
-    async def list_runs(self, message: RunList, _caller: Caller) -> RunPage:
-        """A page of runs."""
-        await self._policy.require(message.actor, message.project, "run.read")
-        return await self._database.read(lambda tx: reading.page(tx, self._revisions, message))
-
-    async def list_events(self, message: RunEventList, _caller: Caller) -> RunEventPage:
-        """Events of a run."""
-        await self._policy.require(message.actor, message.project, "run.read")
-        return await self._database.read(
-            lambda tx: reading.events(tx, message.project, message.run, message.after, message.limit)
-        )
-
-    async def list_attempts(self, message: AttemptList, _caller: Caller) -> AttemptPage:
-        """Attempts of a run."""
-        await self._policy.require(message.actor, message.project, "run.read")
-        return await self._database.read(lambda tx: reading.attempts(tx, message.project, message.run))
-
-    async def explain(self, message: RunExplain, _caller: Caller) -> Explanation:
-        """Why a run is where it is."""
-        await self._policy.require(message.actor, message.project, "run.read")
-        listening = self._hearing.patience_ms() > 0
-        return await self._database.read(
-            lambda tx: reading.explanation(tx, self._revisions, message.project, message.run, listening=listening)
-        )
-
-    async def cancel(self, message: RunCancel, _caller: Caller) -> RunAnswer:
-        """Ask for the end of a run."""
-        decision = await self._policy.require(message.actor, message.project, "run.stop")
-        record, deliver = await self._database.transact(
-            lambda tx: cancelling.cancel_run(tx, self._revisions, message, decision)
-        )
-        if deliver:
-            self._delivering.ring()
-        self._ask_to_place()
-        run = await self._database.read(lambda tx: reading.view(tx, self._revisions, record))
-        return RunAnswer(run=run)
-
-    async def retry(self, message: RunRetry, _caller: Caller) -> RunAnswer:
-        """A new run like an ended one."""
-        decision = await self._policy.require(message.actor, message.project, "run.retry")
-        retried = await self._database.transact(lambda tx: retrying.retry(tx, self._revisions, message, decision))
-        self._ask_to_place()
-        self._ringing.ring()
-        run = await self._database.read(lambda tx: reading.view(tx, self._revisions, retried.run))
-        return RunAnswer(run=run, replayed=retried.replayed)
-
-    async def list_limits(self, message: LimitList, _caller: Caller) -> LimitPage:
-        """Concurrency limits of a project."""
-        await self._policy.require(message.actor, message.project, "project.read")
-        return await self._database.read(lambda tx: limiting.page(tx, message))
-
-    async def set_limit(self, message: LimitSet, _caller: Caller) -> LimitPage:
-        """A limit of a project or of a named key."""
-        decision = await self._policy.require(message.actor, message.project, "policy.manage")
-        answer = await self._database.transact(lambda tx: limiting.set_limit(tx, message, decision))
-        self._ask_to_place()
-        return answer
+    # -- decisions about held runs
 
     async def release(self, message: RunRelease, _caller: Caller) -> RunReleaseAnswer:
         """Approval's decision about a held run."""
