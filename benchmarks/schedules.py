@@ -122,16 +122,18 @@ async def measured(config: DatabaseConfig, count: int) -> dict[str, Any]:
         late = await wake_late_ms(database)
         clock = ManualClock(due_ms - 1_000)
         loop, submitter = scheduler(database, clock)
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.process_time()
         while await loop.step() is True:
             pass
         admitted_ms = (time.perf_counter() - started) * 1000
         await submitter.stop()
+        cpu_ms = (time.process_time() - cpu) * 1000
         await counted(config)
         return {
             "filled_in_s": round(filled_s, 1),
             "admitted": (await rows(database, "SELECT count(*) AS n FROM schedule_admissions"))[0]["n"],
             "admitted_in_ms": round(admitted_ms, 1),
+            "cpu_ms": round(cpu_ms, 1),
             "out_of_turn": await out_of_turn(database),
             "idle_look_us": round(idle_us, 1),
             "wake_late_p50_ms": round(sorted(late)[len(late) // 2], 2),
