@@ -30,6 +30,14 @@ Overlap = Annotated[
     Literal["allow", "skip", "queue", "replace"] | None,
     typer.Option("--overlap", help="When it is due while it still runs; default allow."),
 ]
+OverlapLimit = Annotated[
+    int | None,
+    typer.Option("--overlap-limit", metavar="N", help="With allow: at most so many at once; with queue: so many wait."),
+]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option("--concurrency", metavar="KEY=N", help="At most N at once of all tasks that name KEY; repeatable."),
+]
 Workdir = Annotated[str | None, typer.Option("--workdir", metavar="DIR", help="The working directory on the worker.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="A label; may be repeated.")]
 Folder = Annotated[str | None, typer.Option("--folder", metavar="FOLDER", help="A folder for people, such as team/a.")]
@@ -53,6 +61,8 @@ def write_spec(
     max_attempts: int | None = None,
     safety: str | None = None,
     overlap: str | None = None,
+    overlap_limit: int | None = None,
+    concurrency: list[str] | None = None,
     needs_approval: bool | None = None,
     workdir: str | None = None,
     label: list[str] | None = None,
@@ -103,7 +113,15 @@ def write_spec(
     _set(retry, "max_attempts", max_attempts)
     _set(retry, "safety", safety)
     _set(terms, "retry", retry or None)
-    _set(terms, "overlap", None if overlap is None else {**terms.get("overlap", {}), "policy": overlap})
+    rule: dict[str, Any] = dict(terms.get("overlap", {}))
+    if overlap is not None and overlap != rule.get("policy"):
+        rule = {"policy": overlap}  # a limit means something else under another policy
+    _set(rule, "limit", overlap_limit)
+    _set(terms, "overlap", rule or None)
+    if concurrency:
+        keys = {one["key"]: one for one in terms.get("concurrency", [])}
+        keys |= {one["key"]: one for one in map(_key, concurrency)}
+        terms["concurrency"] = list(keys.values())
     _set(terms, "needs_approval", needs_approval)
     if label:
         terms["labels"] = {**terms.get("labels", {}), **dict(pair(text, "--label") for text in label)}
@@ -119,6 +137,15 @@ def write_spec(
 def _set(where: dict[str, Any], name: str, value: Any) -> None:
     if value is not None:
         where[name] = value
+
+
+def _key(text: str) -> dict[str, Any]:
+    from schemas.errors import Ql3Error
+
+    key, most = pair(text, "--concurrency")
+    if not (most.isascii() and most.isdigit()):
+        raise Ql3Error("invalid", "Write KEY=N, such as db=3.", field="--concurrency")
+    return {"key": key, "limit": int(most[:9])}
 
 
 def _public(text: str) -> dict[str, Any]:

@@ -13,10 +13,12 @@ from services.cli.spec import (
     Env,
     Folder,
     Grace,
+    Keys,
     Labels,
     MaxAttempts,
     Notes,
     Overlap,
+    OverlapLimit,
     Parameters,
     Safety,
     SecretNames,
@@ -50,6 +52,8 @@ def create_command(
     max_attempts: MaxAttempts = None,
     safety: Safety = None,
     overlap: Overlap = None,
+    overlap_limit: OverlapLimit = None,
+    concurrency: Keys = None,
     needs_approval: Annotated[
         bool, typer.Option("--needs-approval", help="Each run waits until somebody approves it.")
     ] = False,
@@ -96,6 +100,8 @@ def create_command(
         max_attempts=max_attempts,
         safety=safety,
         overlap=overlap,
+        overlap_limit=overlap_limit,
+        concurrency=concurrency,
         needs_approval=needs_approval or None,
         workdir=workdir,
         runtime=runtime,
@@ -145,6 +151,8 @@ def update_command(
     max_attempts: MaxAttempts = None,
     safety: Safety = None,
     overlap: Overlap = None,
+    overlap_limit: OverlapLimit = None,
+    concurrency: Keys = None,
     needs_approval: Annotated[
         bool | None, typer.Option("--needs-approval/--no-approval", help="Whether each run waits for an approval.")
     ] = None,
@@ -196,6 +204,8 @@ def update_command(
             max_attempts=max_attempts,
             safety=safety,
             overlap=overlap,
+            overlap_limit=overlap_limit,
+            concurrency=concurrency,
             needs_approval=needs_approval,
             workdir=workdir,
             runtime=runtime,

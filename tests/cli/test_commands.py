@@ -149,6 +149,23 @@ async def test_an_update_changes_what_is_given_and_keeps_the_rest(ql3: Command) 
     assert ql3.scene.tasks["x"].revision == 3
 
 
+async def test_limits_are_options_of_a_task(ql3: Command) -> None:
+    made = await ql3(
+        "task", "create", "x", "--overlap-limit", "3", "--concurrency", "db=2", "--concurrency", "api=9", "--", "true"
+    )  # fmt: skip
+    assert made.code == 0, made.err
+    terms = ql3.scene.tasks["x"].spec.terms
+    assert (terms.overlap.policy, terms.overlap.limit) == ("allow", 3)
+    assert [(one.key, one.limit) for one in terms.concurrency] == [("db", 2), ("api", 9)]
+    assert (await ql3("task", "update", "x", "--overlap", "queue", "--concurrency", "db=4")).code == 0
+    terms = ql3.scene.tasks["x"].spec.terms
+    assert (terms.overlap.policy, terms.overlap.limit) == ("queue", None)
+    assert [(one.key, one.limit) for one in terms.concurrency] == [("db", 4), ("api", 9)]
+    for wrong in ("db", "db=", "=3", "db=x", "db=-1"):
+        refused = await ql3("task", "update", "x", "--concurrency", wrong)
+        assert (refused.code, "--concurrency" in refused.err) == (2, True)
+
+
 async def test_the_version_is_told(ql3: Command) -> None:
     told = await ql3("--version")
     assert (told.code, told.out) == (0, f"ql3 {VERSION}\n")
