@@ -28,6 +28,7 @@ from services.approval.handlers.run_release import RunReleaseHandler
 from services.approval.handlers.secret_set import SecretSetHandler
 from services.approval.handlers.task_change import TaskChangeHandler
 from services.approval.handlers.worker_drain import WorkerDrainHandler
+from services.approval.purging import Purging
 from services.approval.reconciler import Reconciler
 from services.approval.store import requests as rows
 from services.approval.store.holds import Held
@@ -48,6 +49,7 @@ from services.kit.version import VERSION
 NAME: Final = "approval"
 ENDED_RUNS: Final = "ql3.evt.run.*.*."
 FACTS_EVERY_S: Final = 60.0
+PURGE_EVERY_S: Final = 3_600.0
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 A = TypeVar("A", bound=msgspec.Struct)
@@ -88,6 +90,7 @@ class ApprovalService:
             Loop("approval.actions", self._act, every_s=pace_s, bell=database.bell(WORK)),
             Loop("approval.endings", self.endings.step, every_s=pace_s, bell=database.bell(ENDINGS)),
             Loop("approval.held", self.held_runs.step, every_s=FACTS_EVERY_S, bell=database.bell(HELD)),
+            Loop("approval.purge", Purging(self.gate).step, every_s=PURGE_EVERY_S),
             *upkeep(database, bus),
         ]
         self._health = Health()

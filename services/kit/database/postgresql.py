@@ -218,6 +218,7 @@ class PostgresqlTransaction(Transaction):
 _integrity = {
     "23505": errors.UniqueViolation,
     "23514": errors.CheckViolation,
+    "23001": errors.ForeignKeyViolation,  # ON DELETE RESTRICT
     "23503": errors.ForeignKeyViolation,
     "23502": errors.NotNullViolation,
 }

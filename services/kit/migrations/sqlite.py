@@ -141,13 +141,20 @@ def _rules(step: Step) -> Iterator[str]:
             f"CREATE TRIGGER ql3_{table}_no_update BEFORE UPDATE ON {table} "
             f"BEGIN SELECT RAISE(ABORT, 'append-only: {table}'); END"
         )
-        guard = _guard(purgeable[table]) if table in purgeable else ""
-        yield (
-            f"CREATE TRIGGER ql3_{table}_no_delete BEFORE DELETE ON {table} {guard} "
-            f"BEGIN SELECT RAISE(ABORT, 'append-only: {table}'); END"
-        )
+        if table not in purgeable:
+            yield _refuse_delete(table, "")
     for entry in step.purgeable:
+        # Its table may be of an earlier step, and refuses without exception until now.
+        yield f"DROP TRIGGER IF EXISTS ql3_{entry.table}_no_delete"
+        yield _refuse_delete(entry.table, _guard(entry))
         yield from _purge(entry)
+
+
+def _refuse_delete(table: str, guard: str) -> str:
+    return (
+        f"CREATE TRIGGER ql3_{table}_no_delete BEFORE DELETE ON {table} {guard} "
+        f"BEGIN SELECT RAISE(ABORT, 'append-only: {table}'); END"
+    )
 
 
 def _guard(entry: Purgeable) -> str:

@@ -3,8 +3,8 @@
 Pure: reads the package's own SQL files and nothing else. A directive is a comment line of a step:
 
 - `-- ql3: append-only <table>`: neither UPDATE nor DELETE.
-- `-- ql3: purgeable <table> by <key> before <time column>`: an append-only table whose rows may go through
-  `kit.purge`, by key, when their time lies below the table's stored watermark.
+- `-- ql3: purgeable <table> by <key> before <time column>`: an append-only table (of this step or an earlier one of the
+  stream) whose rows may go through `kit.purge`, by key, when their time lies below the table's stored watermark.
 - `-- ql3: read-only <table>`: on PostgreSQL the service's role may only read it.
 """
 
@@ -150,6 +150,7 @@ def _stream(folder: Traversable, stream: str, dialect: Dialect) -> list[Step]:
             raise InvalidStream(f"{stream}/{entry.name} is not named NNNN_words.sql")
         texts.setdefault(match[1], {})[bool(match[2])] = entry.read_text(encoding="utf-8").replace("\r\n", "\n")
     steps: list[Step] = []
+    append_only: set[str] = set()
     for number, step_id in enumerate(sorted(texts), start=1):
         if int(step_id[:4]) != number:
             raise InvalidStream(f"{stream}/{step_id} should have number {number:04d}")
@@ -157,7 +158,12 @@ def _stream(folder: Traversable, stream: str, dialect: Dialect) -> list[Step]:
         sql = variants.get(dialect == "postgresql", variants.get(False))
         if sql is None:
             raise InvalidStream(f"{stream}/{step_id} has no text for {dialect}")
-        steps.append(_step(stream, step_id, sql))
+        step = _step(stream, step_id, sql)
+        append_only.update(step.append_only)
+        for entry in step.purgeable:
+            if entry.table not in append_only:
+                raise InvalidStream(f"{stream}/{step_id}: {entry.table} is purgeable but not append-only")
+        steps.append(step)
     return steps
 
 
@@ -175,9 +181,6 @@ def _step(stream: str, step_id: str, sql: str) -> Step:
             read_only.append(match[1])
         else:
             raise InvalidStream(f"{stream}/{step_id} has an unknown directive: {text}")
-    for entry in purgeable:
-        if entry.table not in append_only:
-            raise InvalidStream(f"{stream}/{step_id}: {entry.table} is purgeable but not append-only in the same step")
     return Step(
         stream=stream,
         id=step_id,
