@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -97,6 +98,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, more: bool =
 def facts(pairs: Iterable[tuple[str, Any]]) -> None:
     """Names and values of one object, one a line; absent ones are left out."""
     told = [(name, clean(value)) for name, value in pairs if value not in (None, "")]
-    width = max((len(name) for name, _ in told), default=0)
+    width = max((_width(name) for name, _ in told), default=0)
     for name, value in told:
-        line(f"{name.ljust(width)}  {value}")
+        line(f"{name}{' ' * (width - _width(name))}  {value}")
+
+
+def _width(text: str) -> int:
+    """The columns that a terminal takes for it: Chinese takes two a character."""
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)

@@ -57,6 +57,8 @@ _TYPED: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         *_TASK,
     ),
     "task update": _TASK,
+    "task diff": ((r"before|after", "REVISION"),),
+    "task restore": ((r"revision", "REVISION"),),
     "task list": ((r"label", "--label"), (r"folder", "--folder")),
     "task run": (
         (r"inputs(?:\.(?P<inner>.+))?", "--input"),

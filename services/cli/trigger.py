@@ -251,7 +251,7 @@ def missed_command(
     """List instants that did not become a run, and why; newest first."""
     from services.cli import output
     from services.cli.client import connect, in_project
-    from services.cli.words import say
+    from services.cli.words import cause, say
 
     with connect(data) as client:
         found = client.items(in_project(project, "/triggers/missed"), limit, trigger=trigger)
@@ -271,7 +271,7 @@ def missed_command(
                 output.when(missed["scheduled_for_ms"]),
                 output.when(missed["last_ms"]),
                 missed["trigger_id"],
-                missed["cause"],
+                cause(missed["cause"]),
                 f"{missed['count']}+" if missed["at_least"] else missed["count"],
             )
             for missed in found["items"]

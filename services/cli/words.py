@@ -65,6 +65,22 @@ STATUS_ZH: Final = {
 }
 
 
+CAUSES_ZH: Final = {
+    "scheduler_down": "调度器未及时查看",
+    "trigger_disabled": "触发器已停用",
+    "task_disabled": "任务已停用",
+    "paused": "暂停中",
+    "project_archived": "项目已归档",
+    "blocked_by_overlap": "与未结束的运行重叠",
+    "inputs_refused": "输入不被接受",
+}
+
+
+def cause(name: str) -> str:
+    """Why an instant was missed, as people read it."""
+    return CAUSES_ZH.get(name, name) if chinese() else name
+
+
 def status(name: str) -> str:
     """A status as people read it."""
     return STATUS_ZH.get(name, name) if chinese() else name

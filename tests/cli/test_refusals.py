@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from schemas.errors import Ql3Error
+from services import scheduler
 from services.cli import details
 from services.cli.main import app, run
 from services.cli.refusals import _TYPED, as_typed
+from services.cli.words import CAUSES_ZH
 from services.scheduler.cron.grammar import parse
 from services.scheduler.cron.instants import refuse_never
 from services.scheduler.cron.zones import zone
+from services.scheduler.decisions import CAUSES
 from tests.scheduler.cron.test_grammar import REFUSED
 
 TWO = ["task", "create", "x", "--cron", "0 0 * * *", "--cron", "0 0 ? * *", "--", "true"]
@@ -70,6 +75,28 @@ def test_every_refusal_of_an_expression_is_said_in_chinese(expression: str) -> N
     # What is quoted stays as it was.
     quoted = set(re.findall(r"`[^`]+`", refused.value.detail)) - {"`H`", "`L`", "`#`", "`W`", "`*`"}
     assert quoted <= set(re.findall(r"`[^`]+`", said)) | {"`cron(…)`"}, (refused.value.detail, said)
+
+
+def test_every_cause_of_a_missed_fire_is_said_in_chinese() -> None:
+    assert set(CAUSES_ZH) == CAUSES
+
+
+def sentences() -> set[str]:
+    """Every sentence with which the scheduler refuses, a 7 in each of its gaps."""
+    found: set[str] = set()
+    for path in sorted(Path(str(scheduler.__file__)).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Ql3Error" and len(node.args) > 1:
+                said = node.args[1]
+                parts = said.values if isinstance(said, ast.JoinedStr) else [said]
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in parts)
+                found.add(text)
+    return found - {"7", "7."}  # handed on as they came
+
+
+def test_every_refusal_of_the_scheduler_is_said_in_chinese() -> None:
+    assert len(sentences()) > 50
+    assert {english for english in sentences() if details.chinese(english) is None} == set()
 
 
 @pytest.mark.parametrize("name", ["Mars", "europe/berlin", "Beijing", "UTC+8"])

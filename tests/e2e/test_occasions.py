@@ -154,6 +154,12 @@ def test_triggers_besides_the_calendar(box: Box, tmp_path: Path) -> None:
         foreign = box.ql3("trigger", "set", once["id"], "--cron", "0 9 ? * *")
         assert (foreign.returncode, foreign.stderr.split(": ")[1]) == (2, "--cron (day of month)")
 
+        # Whatever kinds of triggers there are: what is written out is what is there.
+        assert box.ql3("export", "--to", str(tmp_path / "all")).returncode == 0
+        same = json.loads(box.ql3("apply", "-f", str(tmp_path / "all"), "--json").stdout)
+        assert {item["action"] for item in same["items"]} == {"unchanged"}
+        assert len(client.get(f"{PROJECT}/triggers", limit=200)["items"]) == 7
+
         # Revisions.
         before = client.get(f"{PROJECT}/tasks/first")
         changed = {"execution": {"command": ["/bin/false"]}}
