@@ -131,8 +131,12 @@ class Box:
         return client.post(f"{PROJECT}/tasks", body)
 
     def recording(self, name: str, *, seconds: float = 0.0) -> list[str]:
-        """A command that records its start and end under `name` and works for `seconds`."""
+        """A command that records its start and end under `name` and works for `seconds`, or until `enough(name)`."""
         return [sys.executable, "-S", str(RECORDER), str(self.records), name, str(seconds)]
+
+    def enough(self, name: str) -> None:
+        """Let the commands that record under `name` come to their end."""
+        (self.records / f"{name}.enough").touch()
 
     def starts(self, name: str | None = None) -> list[dict[str, Any]]:
         """What the recorded scripts wrote at their start: attempt, run, pid."""

@@ -1,7 +1,7 @@
 """The command of end-to-end tests: records its own start and end as files, by attempt, then works for a while.
 
-Run as `recorder.py FOLDER NAME SECONDS`. A start is published by link, so that a second start of the same attempt would
-be seen as a second file.
+Run as `recorder.py FOLDER NAME SECONDS`; the file NAME.enough in the folder ends its work sooner. A start is published
+under its attempt and process, so that a second start of the same attempt would be seen as a second file.
 """
 
 import json
@@ -20,7 +20,7 @@ def main() -> None:
     os.rename(path + ".tmp", path)
     print("started", name, flush=True)
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    while time.monotonic() < until and not os.path.exists(os.path.join(folder, f"{name}.enough")):
         time.sleep(0.05)
     print("ended", name, flush=True)
     with open(os.path.join(folder, f"{attempt}.end"), "w"):

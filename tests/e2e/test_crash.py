@@ -143,12 +143,13 @@ def test_stopping_with_nothing_running_leaves_nothing(box: Box) -> None:
 def test_a_run_outlives_a_restart_with_its_exit_code_and_log(box: Box) -> None:
     box.start()
     with box.client() as client:
-        box.create(client, "long", box.recording("long", seconds=14.0))
+        box.create(client, "long", box.recording("long", seconds=600.0))
         run_id = client.post(f"{PROJECT}/tasks/long/runs")["id"]
         eventually(lambda: run_of(client, run_id)["status"] == "running", "the run runs")
     assert box.stop() == 0
     assert any(host(command) for command in box.processes().values()), "the host stays with what runs"
     box.start()
+    box.enough("long")
     with box.client() as client:
         row = all_ended(client, [run_id])[run_id]
         assert (row["status"], row["exit_code"], row["attempt"]) == ("succeeded", 0, 1)
