@@ -10,6 +10,7 @@ import msgspec
 from schemas import proof
 from schemas.tasks import ExecutionRevision
 from schemas.workers import AttemptReport, JournalEntry, OfferItem, ReportBody
+from services.worker import container
 
 State = Literal["accepted", "launching", "running", "ended"]
 START_SEQUENCE: Final = 1
@@ -26,6 +27,8 @@ class Held(msgspec.Struct, kw_only=True, eq=False):
     lease_generation: int
     host: str
     digest: str
+    engine: str | None = None
+    """The container engine that may have it: a container outlives the process host."""
     state: State = "accepted"
     offer: OfferItem | None = None
     revision: ExecutionRevision | None = None
@@ -50,7 +53,7 @@ class Receipt(NamedTuple):
     proof: str
 
 
-def hold(key: bytes, item: OfferItem, revision: ExecutionRevision, host: str, now_s: float) -> Held:
+def hold(key: bytes, item: OfferItem, revision: ExecutionRevision, host: str, engine: str | None, now_s: float) -> Held:
     """Take an offer on; the token is derived here and only its digest kept."""
     token = proof.token(key, item.attempt_id, item.offer_id, item.lease_generation)
     return Held(
@@ -61,6 +64,7 @@ def hold(key: bytes, item: OfferItem, revision: ExecutionRevision, host: str, no
         lease_generation=item.lease_generation,
         host=host,
         digest=proof.token_digest(token),
+        engine=engine if container.wanted(revision) else None,
         offer=item,
         revision=revision,
         accepted_s=now_s,

@@ -187,7 +187,7 @@ def prepare(revision: ExecutionRevision, place: Place) -> Prepared:
         "quota": execution.log_quota_bytes,
         "grace_ms": execution.grace_ms,
     }
-    contained = revision.terms.placement.executor == "docker" or execution.image is not None
+    contained = container.wanted(revision)
     owner: tuple[int, int] | None = None
     if contained:
         if place.engine is None:

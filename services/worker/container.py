@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Collection
 from typing import Any, Final
 
-from schemas.tasks import Execution
+from schemas.tasks import Execution, ExecutionRevision
 from services.worker.refusal import Refused
 
 ENGINES: Final = ("docker", "podman", "nerdctl")
@@ -29,6 +29,11 @@ def find_engine() -> str | None:
         if path is not None and _run([path, "ps", "--quiet"]) is not None:
             return path
     return None
+
+
+def wanted(revision: ExecutionRevision) -> bool:
+    """Whether attempts of this revision run in a container."""
+    return revision.terms.placement.executor == "docker" or revision.execution.image is not None
 
 
 def left_behind(engine: str) -> dict[str, str] | None:

@@ -30,7 +30,7 @@ from services.worker.reports import Reports, Send
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.worker")
 
 
-async def _nothing_to_clear(_: list[str]) -> None:
+async def _nothing_to_clear(_engine: str, _attempt_ids: list[str]) -> None:
     """For a worker without containers."""
 
 
@@ -66,8 +66,8 @@ class Holdings:
         """Called when nothing of an attempt can run any more."""
         self.ready: Callable[[], None] = lambda: None
         """Called when a host is there."""
-        self.clear: Callable[[list[str]], Awaitable[None]] = _nothing_to_clear
-        """Ends what attempts may have outside any process tree (containers)."""
+        self.clear: Callable[[str, list[str]], Awaitable[None]] = _nothing_to_clear
+        """Ends the containers that attempts may have under an engine."""
         self.host = HostLink(directories.host, directories.logs, on_hello=self._hello, on_news=self._news)
         self.logs = Logs(
             directory=directories.logs,
@@ -136,6 +136,7 @@ class Holdings:
                 lease_generation=row.lease_generation,
                 host=row.host,
                 digest=proof.token_digest(token),
+                engine=row.engine,
                 asked=True,
             )
         for row in kept:
@@ -225,8 +226,10 @@ class Holdings:
         self._doubts = {one.attempt_id: one for one in found.in_doubt}
         for held in found.in_doubt:
             held.in_doubt = True
-        if found.in_doubt:
-            self._later(0.0, self._sweep([one.attempt_id for one in found.in_doubt]))
+        # Apart, so that an engine that does not answer holds up nobody but those whom it may run.
+        for engine in {one.engine for one in found.in_doubt}:
+            doubted = [one.attempt_id for one in found.in_doubt if one.engine == engine]
+            self._later(0.0, self._sweep(doubted, engine))
         self._end_strangers(known)
         self.logs.tell_host()
         self.ready()
@@ -254,9 +257,10 @@ class Holdings:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _sweep(self, attempt_ids: list[str]) -> None:
+    async def _sweep(self, attempt_ids: list[str], engine: str | None) -> None:
         """End what another host left of these; the host tells when nothing is left."""
-        await self.clear(attempt_ids)
+        if engine is not None:
+            await self.clear(engine, attempt_ids)
         self.host.send({"op": "sweep", "items": [{"attempt": name} for name in attempt_ids]})
 
     def _news(self, news: News) -> None:
@@ -288,7 +292,7 @@ class Holdings:
                 self._vanished(held)
             else:
                 # Something may live on: the lease is kept, and nothing is said, until that is known.
-                self._later(DOUBT_AGAIN_S, self._sweep([gone.attempt]))
+                self._later(DOUBT_AGAIN_S, self._sweep([gone.attempt], held.engine))
         if self._host_acks:
             self._settling.ring()
 

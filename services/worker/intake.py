@@ -94,7 +94,7 @@ class Intake:
                 known = self._held.get(offer.attempt_id)
                 if revision is None or not self._wanted(known, offer):
                     continue
-                one = hold(self.key, offer, revision, host, now_s)
+                one = hold(self.key, offer, revision, host, self.builder.place.engine, now_s)
                 fresh.append(one)
                 rows.append(_row(one, now_ms))
         if not fresh:
@@ -228,7 +228,16 @@ def _why(error: Exception) -> tuple[str, str]:
 
 
 def _row(one: Held, now_ms: int) -> OfferRow:
-    return OfferRow(one.attempt_id, one.offer_id, one.run_id, one.project, one.lease_generation, one.host, now_ms)
+    return OfferRow(
+        attempt_id=one.attempt_id,
+        offer_id=one.offer_id,
+        run_id=one.run_id,
+        project=one.project,
+        lease_generation=one.lease_generation,
+        host=one.host,
+        accepted_at_ms=now_ms,
+        engine=one.engine,
+    )
 
 
 def _start_item(one: Held) -> StartItem:

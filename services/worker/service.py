@@ -243,16 +243,15 @@ class WorkerService:
         await self._supplies.sweep(held)
         await self.holdings.logs.sweep(held)
 
-    async def _clear(self, attempt_ids: list[str]) -> None:
+    async def _clear(self, engine: str, attempt_ids: list[str]) -> None:
         """Containers that a host that died has left; not over before they are gone."""
-        engine = self.intake.builder.place.engine
-        while engine is not None:
+        while True:
             found = await asyncio.to_thread(container.left_behind, engine)
             if found is not None:
                 ours = [found[name] for name in attempt_ids if name in found]
                 if await asyncio.to_thread(container.remove, engine, ours):
                     return
-            log.warning("containers cannot be removed yet")
+            log.warning("containers cannot be removed yet", attempts=len(attempt_ids), engine=engine)
             await asyncio.sleep(CLEAR_AGAIN_S)
 
     async def _open_secrets(self, held: Held, not_after_ns: int) -> dict[str, str]:

@@ -24,6 +24,7 @@ class OfferRow(NamedTuple):
     lease_generation: int
     host: str
     accepted_at_ms: int
+    engine: str | None
 
 
 class ReceiptRow(NamedTuple):
@@ -39,8 +40,9 @@ class ReceiptRow(NamedTuple):
 # attempt that did to nobody else.
 _ACCEPT: Final = Statement(
     """
-    INSERT INTO execution_offers (attempt_id, offer_id, run_id, project, lease_generation, host, accepted_at_ms)
-    VALUES ($1, $2, $3, $4, $5, $6, $7)
+    INSERT INTO execution_offers
+      (attempt_id, offer_id, run_id, project, lease_generation, host, accepted_at_ms, engine)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
     ON CONFLICT (attempt_id) DO UPDATE SET offer_id = excluded.offer_id, lease_generation = excluded.lease_generation,
       host = excluded.host, accepted_at_ms = excluded.accepted_at_ms
     WHERE execution_offers.lease_generation < excluded.lease_generation
@@ -48,7 +50,7 @@ _ACCEPT: Final = Statement(
 )
 _OFFERS: Final = Statement(
     """
-    SELECT attempt_id, offer_id, run_id, project, lease_generation, host, accepted_at_ms
+    SELECT attempt_id, offer_id, run_id, project, lease_generation, host, accepted_at_ms, engine
     FROM execution_offers ORDER BY attempt_id
     """
 )

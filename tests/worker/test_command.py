@@ -50,7 +50,7 @@ def build(execution: Execution, *, place: Place = PLACE, extras: Extras | None =
     )
     builder = Builder()
     builder.place = place
-    held = hold(b"k" * 32, offer, one, "host", 0.0)
+    held = hold(b"k" * 32, offer, one, "host", place.engine, 0.0)
     prepared = builder.prepare(offer.revision, one)
     return builder.item(held, prepared, offer, not_after_ns=5, timeout_ms=7, extras=extras)
 
