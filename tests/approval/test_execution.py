@@ -7,14 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from schemas.approvals import ActionList, ActionRead, ActionRecover
+from schemas.approvals import ActionList, ActionRead, ActionRecover, ApprovalCreate, ApprovalDecide
 from schemas.errors import Ql3Error
-from schemas.identity import Actor
+from schemas.identity import Actor, Subject
 from services.approval import executions
+from services.approval.asking import Asking
 from services.approval.executor import make_receipt
+from services.approval.handlers.plans import Plans
 from services.approval.handlers.port import Outcome
+from services.approval.handlers.role_bind import RoleBindHandler
+from services.approval.reconciler import Reconciler
 from services.approval.recovery import Finding
-from services.approval.store import actions
+from services.approval.store import actions, projects
 from services.approval.store import recovery as controls
 from services.approval.store import requests as rows
 from services.kit.database import CheckViolation, Statement
@@ -419,3 +423,30 @@ async def test_an_authorization_that_was_edited_is_not_believed(works: Works, mo
     monkeypatch.setattr(controls.Authorization, "digest", real)
     error = await refused(works.database.read(lambda tx: controls.authorization(tx, dispatch.id)))
     assert error.code == "unavailable"
+
+
+async def test_a_role_is_not_bound_once_its_execution_was_ended(works: Works) -> None:
+    bot = await works.person("bot", "admin", kind="agent")
+    await works.person("eve")
+    handler = RoleBindHandler(works.gate, works.authority, Plans(works.database))
+    handlers = {"role.bind": handler}
+    plan = {"subject": {"type": "user", "id": "eve"}, "role": "viewer", "expected_version": 0}
+    wanted = ApprovalCreate(actor=bot, project="default", id=new_id(), action_type="role.bind", plan=plan)
+    await Asking(works.gate, works.approvals, handlers).create(wanted)
+    await works.approvals.decide(
+        ApprovalDecide(
+            actor=console(), project="default", approval=wanted.id, decision_id=new_id(), decision="approved"
+        )
+    )
+    assert await works.hand_over.one(wanted.id)
+    dispatch = await works.dispatch_of(wanted.id)
+    await works.executor.start(dispatch, await works.leased(dispatch))
+    await lapse(works)
+    # Late, before anybody looked for evidence: nothing appears behind their back.
+    assert (await refused(handler.execute(dispatch))).code == "fence_rejected"
+    await Reconciler(works.gate, handlers, owner="two").look(dispatch.id)
+    execution = await works.execution(dispatch)
+    assert (execution.status, execution.last_result_code) == ("failed", "role_never_bound")
+    assert (await refused(handler.execute(dispatch))).code == "fence_rejected"
+    eve = Subject(type="user", id="eve")
+    assert await works.database.read(lambda tx: projects.binding(tx, "default", eve)) is None
