@@ -88,6 +88,7 @@ def show_approval(approval: Approval, project: Project = "default", as_json: Jso
             (say("risk", "风险"), found["risk"]),
             (say("asked by", "申请人"), shown(found["requested_by"])),
             (say("asked", "申请时间"), output.when(found["requested_at_ms"])),
+            (say("due", "到点开始"), output.when(found.get("not_before_ms"))),
             (say("expires", "过期时间"), output.when(found["expires_at_ms"])),
             (say("mode", "方式"), found["mode"]),
             (say("needs", "需要"), say(f"{found['quorum']} of those who may", f"{found['quorum']} 人")),

@@ -54,6 +54,7 @@ export async function approvalsView({ view, project }) {
           ["action", one.action_type],
           ["by", `${one.requested_by.type}/${one.requested_by.id}`],
           ["requested", instant(one.requested_at_ms)],
+          ...(one.not_before_ms ? [["due", instant(one.not_before_ms)]] : []),
           ["expires", instant(one.expires_at_ms)],
           ...one.decisions.map((decision) => ["decision", `${t(`state.${decision.decision}`)} · ${decision.decided_by.id}${decision.reason ? ` · ${decision.reason}` : ""}`]),
         ].map(([name, value]) => h("div", {}, h("dt", {}, t(name)), h("dd", {}, value))),

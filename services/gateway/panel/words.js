@@ -108,6 +108,7 @@ const WORDS = {
   action: ["Action", "操作"],
   risk: ["Risk", "风险"],
   requested: ["Requested", "请求时间"],
+  due: ["Due", "到点开始"],
   expires: ["Expires", "过期"],
   decision: ["Decision", "决定"],
   version: ["Version", "版本"],
