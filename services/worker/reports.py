@@ -142,14 +142,18 @@ class Reports:
                 await self._send(fence, [self._open[order_id].report for order_id in batch])
             except Ql3Error as error:
                 log.info("reports wait", reports=len(batch), error=error.code)
-            for order_id in batch:
-                found = self._open.get(order_id)
-                if found is not None:
-                    self._open[order_id] = found._replace(rings=found.rings + 1)
-                    heapq.heappush(self._due, (next_ring_ms(found.rings + 1, now), order_id))
+            finally:  # whatever happened to this message, they are sent again
+                self._again_later(batch, now)
         if self._ready:
             return True
         return self._starts[0][0] / 1000 - now / 1000 if self._starts else None
+
+    def _again_later(self, batch: list[str], now: int) -> None:
+        for order_id in batch:
+            found = self._open.get(order_id)
+            if found is not None:
+                self._open[order_id] = found._replace(rings=found.rings + 1)
+                heapq.heappush(self._due, (next_ring_ms(found.rings + 1, now), order_id))
 
     def _next_batch(self) -> list[str]:
         batch: list[str] = []
