@@ -66,7 +66,7 @@ def prepare_root(root: Path) -> None:
         raise ValueError("the artifact root is an absolute path")
     whole_files.make_folders(root)
     os.chmod(root, 0o700)
-    _check_root(root)
+    _check_usable(root)
 
 
 def publish(source: Path, root: Path, artifact_id: str) -> None:
@@ -77,12 +77,12 @@ def publish(source: Path, root: Path, artifact_id: str) -> None:
     file, and an existing one is never replaced: it is the same artifact, published before.
     """
     target = artifact_path(root, artifact_id)
-    _check_root(root)
+    _check_usable(root)
     if not target.parent.is_dir():
         with contextlib.suppress(FileExistsError):
             target.parent.mkdir(mode=0o700)
         _sync_directory(root)
-    _check_directory(target.parent)
+    _check_usable(target.parent)  # the store's fault, not the source's
     # A repeat after the source was dropped has nothing to do; only then may the source be missing.
     if os.path.lexists(target):
         return
@@ -105,7 +105,7 @@ def read_range(root: Path, artifact_id: str, offset: int, length: int) -> Stored
     An offset past the end gives no bytes and `start` = the size. Raises UnsafeArtifactError.
     """
     path = artifact_path(root, artifact_id)
-    _check_root(root)
+    _check_usable(root)
     descriptor = _open(path)
     if descriptor is None:
         return None
@@ -129,7 +129,7 @@ def read_range(root: Path, artifact_id: str, offset: int, length: int) -> Stored
 
 def stored_size(root: Path, artifact_id: str) -> int | None:
     """Size of a stored artifact in bytes, or None. Raises UnsafeArtifactError."""
-    _check_root(root)
+    _check_usable(root)
     descriptor = _open(artifact_path(root, artifact_id))
     if descriptor is None:
         return None
@@ -146,7 +146,7 @@ def retire(root: Path, artifact_id: str) -> Retired:
     directory cannot be synced: then no tombstone may be written.
     """
     path = artifact_path(root, artifact_id)
-    _check_root(root)
+    _check_usable(root)
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -202,9 +202,9 @@ def _copy_once(source: Path, target: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _check_root(root: Path) -> None:
+def _check_usable(path: Path) -> None:
     try:
-        _check_directory(root)
+        _check_directory(path)
     except UnsafeArtifactError as error:
         raise ArtifactsAwayError from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.kit import artifact_store
-from services.kit.artifact_store import Retired, StoredRange, UnsafeArtifactError, artifact_path
+from services.kit.artifact_store import ArtifactsAwayError, Retired, StoredRange, UnsafeArtifactError, artifact_path
 
 ID = "01990000-0000-7000-8000-ab0000000001"
 
@@ -131,3 +131,14 @@ def test_a_linked_shard_is_refused(tmp_path: Path, root: Path) -> None:
     with pytest.raises(UnsafeArtifactError):
         artifact_store.read_range(root, ID, 0, 1)
     assert (elsewhere / f"{ID}.log").read_text() == "keep"
+
+
+def test_a_linked_shard_is_the_stores_fault_and_not_that_of_the_log(tmp_path: Path, root: Path) -> None:
+    source = tmp_path / "log"
+    source.write_bytes(b"bytes")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    artifact_path(root, ID).parent.symlink_to(elsewhere)
+    with pytest.raises(ArtifactsAwayError):
+        artifact_store.publish(source, root, ID)
+    assert list(elsewhere.iterdir()) == []
