@@ -42,7 +42,12 @@ def look(*, found: int | None, size: int, looks: int, finished_at_ms: int, now_m
         return Look("stored", None)
     if now_ms - finished_at_ms >= DAY_MS:
         return Look("missing", now_ms + MISSING_LOOK_MS)
-    return Look("pending", now_ms + min(LAST_LOOK_MS, FIRST_LOOK_MS * 2 ** min(looks, 20)))
+    return unanswered(state="pending", looks=looks, now_ms=now_ms)
+
+
+def unanswered(*, state: Literal["pending", "missing"], looks: int, now_ms: int) -> Look:
+    """What is known stays so when the store did not answer; the next look waits as after one that found nothing."""
+    return Look(state, now_ms + min(LAST_LOOK_MS, FIRST_LOOK_MS * 2 ** min(looks, 20)))
 
 
 def purge_left(attempts: int) -> int | None:

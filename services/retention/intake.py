@@ -92,9 +92,13 @@ def _read(schema: str, payload: bytes) -> AttemptEnded | None:
 
 
 async def look_for_files(database: Database, clock: Clock, store: Artifacts) -> bool | float | None:
-    """Look for files that are due; True when more are due, otherwise seconds until the next look."""
+    """Look for files that are due; True when more are due, otherwise seconds until the next look.
+
+    Raises ArtifactsAwayError when the store answered for none of them.
+    """
     now_ms = clock.now_ms()
     sought = await database.read(lambda tx: artifacts.to_look_for(tx, now_ms, limits.BATCH_ITEMS))
+    full = len(sought) == limits.BATCH_ITEMS
     if sought:
         sizes = await asyncio.to_thread(_sizes, store, sought)
         looks = {
@@ -106,25 +110,38 @@ async def look_for_files(database: Database, clock: Clock, store: Artifacts) -> 
                 now_ms=now_ms,
             )
             for item in sought
+            if item.id in sizes
         }
-        await database.transact(lambda tx: _looked(tx, sought, looks, now_ms))
-    if len(sought) == limits.BATCH_ITEMS:
+        # What the store refuses goes behind the others. When it answers for none, all stays as it is, unless that
+        # keeps others from being asked about.
+        if looks or full:
+            for item in sought:
+                if item.id not in sizes:
+                    looks[item.id] = artifact.unanswered(state=item.state, looks=item.looks, now_ms=now_ms)
+            await database.transact(lambda tx: _looked(tx, sought, looks, now_ms))
+        if not sizes:
+            raise ArtifactsAwayError
+    if full:
         return True
     following = await database.read(artifacts.next_look_ms)
     return None if following is None else max(0.0, (following - now_ms) / 1000)
 
 
 def _sizes(store: Artifacts, sought: Sequence[artifacts.Sought]) -> dict[str, int | None]:
-    def size(item: artifacts.Sought) -> int | None:
+    """What is there of each; nothing for those that the store did not answer about."""
+    sizes: dict[str, int | None] = {}
+
+    def size(item: artifacts.Sought) -> None:
         try:
-            return store.size(item.worker_id, item.id)
+            sizes[item.id] = store.size(item.worker_id, item.id)
         except ArtifactsAwayError:
-            raise  # an unmounted volume says nothing about any file
+            pass  # an unmounted volume, or a refusal, says nothing about any file
         except UnsafeArtifactError:
             log.error("an artifact's file is not in a safe state", artifact=item.id)
-            return None
+            sizes[item.id] = None
 
-    return dict(zip((item.id for item in sought), store.each(size, sought), strict=True))
+    store.each(size, sought)
+    return sizes
 
 
 async def _looked(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 import structlog
@@ -11,7 +12,7 @@ from schemas import limits
 from schemas.artifacts import ArtifactChanged, PurgeRuns
 from schemas.subjects import command, event
 from services.kit import outbox
-from services.kit.artifact_store import Retired, UnsafeArtifactError
+from services.kit.artifact_store import ArtifactsAwayError, Retired, UnsafeArtifactError
 from services.kit.artifacts import Artifacts
 from services.kit.clock import Clock
 from services.kit.database import Database, Transaction
@@ -66,13 +67,14 @@ class Sweep:
         at, found = await self._database.read(find)
         # Files first, then tombstones: a crash in between finds the file absent and records that, never a deletion
         # that did not happen. A file that cannot be removed is passed over and met again by the next full pass.
-        retired = await asyncio.to_thread(_retire, self._store, found)
-        full = len(found) == self._page
+        retired, asked = await asyncio.to_thread(_retire, self._store, found)
+        full = asked == self._page
+        behind = found[max(asked, 1) - 1] if full or asked < len(found) else None
         if not found and at.artifact_id == "":
             return False
 
         async def record(tx: Transaction) -> bool:
-            if not await artifacts.move_cursor(tx, project, at.version, found[-1] if full else None, now_ms):
+            if not await artifacts.move_cursor(tx, project, at.version, behind, now_ms):
                 log.info("another sweep is at work in this project", project=project)
             await artifacts.bury(tx, project, retired, age_ms=age_ms, now_ms=now_ms)
             # A file that never came into the store as a whole may still lie at its worker.
@@ -135,16 +137,27 @@ async def close_purges(tx: Transaction, ids: Sequence[str]) -> None:
         await orders.set_hour(tx, project, hour_ms, left)
 
 
-def _retire(store: Artifacts, found: Sequence[Candidate]) -> list[tuple[Candidate, Retired]]:
-    def retire(candidate: Candidate) -> Retired | None:
+def _retire(store: Artifacts, found: Sequence[Candidate]) -> tuple[list[tuple[Candidate, Retired]], int]:
+    """What was retired, and up to how many the store was asked: when it is away, the others wait for a later step."""
+    away = threading.Event()
+
+    def retire(candidate: Candidate) -> Retired | Exception | None:
+        if away.is_set():
+            return None
         try:
             return store.retire(candidate.worker_id, candidate.artifact_id)
+        except ArtifactsAwayError as error:
+            away.set()
+            return error
         except (UnsafeArtifactError, OSError) as error:
             log.error("a log could not be removed", artifact=candidate.artifact_id, error=type(error).__name__)
-            return None
+            return error
 
-    outcomes = zip(found, store.each(retire, found), strict=True)
-    return [(candidate, outcome) for candidate, outcome in outcomes if outcome is not None]
+    outcomes = list(zip(found, store.each(retire, found), strict=True))
+    if away.is_set():
+        log.error("the artifact store is away; old logs wait")
+    asked = next((number for number, (_, outcome) in enumerate(outcomes) if outcome is None), len(found))
+    return [(candidate, outcome) for candidate, outcome in outcomes if isinstance(outcome, Retired)], asked
 
 
 def _gone(project: str, candidate: Candidate, now_ms: int) -> tuple[str, ArtifactChanged]:

@@ -11,6 +11,7 @@ from schemas.base import encode
 from schemas.runs import AttemptEnded, LogFact
 from schemas.subjects import event
 from schemas.system import FeedItem, FeedPage
+from services.kit.artifact_store import ArtifactsAwayError, Retired
 from services.kit.artifacts import Artifacts, LocalArtifacts
 from services.kit.clock import ManualClock
 from services.kit.database import Database, Statement
@@ -116,3 +117,27 @@ class Shop:
         """Subjects of what went out of one kind, in order."""
         rows = await self.rows("SELECT subject FROM outbox WHERE message_schema = $1 ORDER BY id", schema)
         return [str(row["subject"]) for row in rows]
+
+
+class RefusingArtifacts(LocalArtifacts):
+    """A store that refuses to answer about some artifacts, as one with rights by prefix does; counts the questions."""
+
+    def __init__(self, root: Path, *refused: int) -> None:
+        super().__init__(root)
+        self.refused = {uuid("a", number) for number in refused}
+        self.asked: list[str] = []
+
+    def size(self, worker: str, artifact_id: str) -> int | None:
+        """Its size, unless refused."""
+        self._ask(artifact_id)
+        return super().size(worker, artifact_id)
+
+    def retire(self, worker: str, artifact_id: str) -> Retired:
+        """Removed, unless refused."""
+        self._ask(artifact_id)
+        return super().retire(worker, artifact_id)
+
+    def _ask(self, artifact_id: str) -> None:
+        self.asked.append(artifact_id)
+        if artifact_id in self.refused:
+            raise ArtifactsAwayError

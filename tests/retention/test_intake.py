@@ -11,11 +11,11 @@ from schemas.base import decode
 from schemas.runs import EndedPage
 from schemas.system import FeedItem, FeedPage
 from schemas.workers import RetireArtifacts
-from services.kit.artifact_store import UnsafeArtifactError
+from services.kit.artifact_store import ArtifactsAwayError, UnsafeArtifactError
 from services.retention import intake
 from services.retention.policy import DAY_MS, HOUR_MS
 from services.retention.store import artifacts, orders, policies
-from tests.retention.support import START_MS, WORKER, Shop, ended, page, uuid
+from tests.retention.support import START_MS, WORKER, RefusingArtifacts, Shop, ended, page, uuid
 
 
 @pytest.fixture
@@ -126,6 +126,34 @@ async def test_an_unmounted_store_says_nothing_about_any_file(shop: Shop) -> Non
     with pytest.raises(UnsafeArtifactError):
         await shop.look()
     assert await shop.states() == {1: "pending"}
+
+
+async def test_one_file_that_the_store_refuses_keeps_no_other(shop: Shop) -> None:
+    shop.store = RefusingArtifacts(shop.root, 2)
+    await shop.told(ended(1), ended(2), ended(3))
+    shop.clock.advance(2 * DAY_MS)
+    for number in (1, 2, 3):
+        shop.published(number)
+    # Nothing is known of it: it is no missing file, and it is asked about again.
+    assert await shop.look() == pytest.approx(0.2)
+    assert await shop.states() == {1: "stored", 2: "pending", 3: "stored"}
+    shop.clock.advance(200)
+    with pytest.raises(ArtifactsAwayError):
+        await shop.look()
+    shop.store = RefusingArtifacts(shop.root)
+    await shop.look()
+    assert await shop.states() == {1: "stored", 2: "stored", 3: "stored"}
+
+
+async def test_many_files_that_the_store_refuses_keep_no_other(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schemas.limits.BATCH_ITEMS", 2)
+    shop.store = RefusingArtifacts(shop.root, 1, 2)
+    await shop.told(ended(1), ended(2), ended(3))
+    shop.published(3)
+    with pytest.raises(ArtifactsAwayError):
+        await shop.look()
+    await shop.look()
+    assert await shop.states() == {1: "pending", 2: "pending", 3: "stored"}
 
 
 async def test_an_order_to_a_worker_is_rung_until_it_is_answered(shop: Shop) -> None:

@@ -13,7 +13,7 @@ from services.kit.database import NotPermitted, Statement
 from services.retention import sweep
 from services.retention.policy import DAY_MS, HOUR_MS, UNENDED_GRACE_MS, Ages
 from services.retention.store import artifacts, policies
-from tests.retention.support import START_MS, Shop, ended, uuid
+from tests.retention.support import START_MS, RefusingArtifacts, Shop, ended, uuid
 
 AGES = Ages(logs_ms=7 * DAY_MS, runs_ms=30 * DAY_MS, free_bytes=0)
 
@@ -167,6 +167,21 @@ async def test_pages_go_on_where_they_stopped_and_pass_over_what_cannot_be_remov
     stuck.rmdir()
     await one.logs()
     assert (await shop.states())[2] == "gone"
+
+
+async def test_a_store_that_goes_away_is_not_asked_for_the_rest_of_the_page(shop: Shop) -> None:
+    await shop.stored(1, 2, 3)
+    shop.clock.advance(AGES.logs_ms)
+    shop.store = away = RefusingArtifacts(shop.root, 2)
+    assert not await sweeper(shop).logs()
+    assert away.asked == [uuid("a", 1), uuid("a", 2)]
+    assert await shop.states() == {1: "gone", 2: "stored", 3: "stored"}
+    # What it refuses is passed over, and met again by the next full pass.
+    await sweeper(shop).logs()
+    assert away.asked[2:] == [uuid("a", 3)]
+    shop.store = RefusingArtifacts(shop.root)
+    await sweeper(shop).logs()
+    assert await shop.states() == {1: "gone", 2: "gone", 3: "gone"}
 
 
 async def test_an_unmounted_store_is_no_deletion(shop: Shop) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from schemas.artifacts import Artifact
 from schemas.runs import AttemptEnded
@@ -94,7 +94,7 @@ class Sought(NamedTuple):
     run_id: str
     attempt_id: str
     worker_id: str
-    state: str
+    state: Literal["pending", "missing"]
     size: int
     looks: int
     finished_at_ms: int
