@@ -173,6 +173,8 @@ class Authority:
                 raise Ql3Error("mutation_conflict", field="mutation_id")
             return RoleAnswer(binding=known, replayed=True)
         await projects.assert_fence(tx, project, by, fence)
+        # Nobody becomes an owner unseen by a transaction that shuts them out.
+        await projects.share_identity(tx, subject)
         current = await projects.binding(tx, project, subject)
         change = roles.Change(
             target=subject,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from schemas.errors import Ql3Error
 from schemas.identity import (
     DEFAULT_PROJECT,
@@ -24,6 +26,7 @@ from schemas.identity import (
     IdentityResolve,
     IdentitySet,
     PolicyDecision,
+    Role,
     RoleAnswer,
     RoleBinding,
     Subject,
@@ -116,28 +119,15 @@ class Directory:
         target = f"{subject.type}/{subject.id}"
 
         async def work(tx: Transaction) -> Identity:
-            decision = await self._gate.require(tx, actor, DEFAULT_PROJECT, "policy.manage")
-            # Projects before subjects, the order in which every mutation locks.
-            owned = await projects.owned_by(tx, subject)
-            for project in sorted({DEFAULT_PROJECT, *owned}):
-                await projects.lock(tx, project)
-            await projects.assert_fence(tx, DEFAULT_PROJECT, subject_of(actor), fence_of(decision))
-            identity = await identities.get(tx, subject)
-            if identity is None:
-                raise Ql3Error("not_found")
+            decision, identity, held = await self._admit_above(tx, actor, subject)
             if identity.version != wanted.expected_version:
                 if identity.status == wanted.status and identity.version == wanted.expected_version + 1:
                     return identity
                 raise Ql3Error("version_conflict", field="expected_version", data={"version": identity.version})
             if identity.status == wanted.status:
                 return identity
-            held = await projects.binding(tx, DEFAULT_PROJECT, subject)
-            if held and held.role and RANK[held.role] > RANK[decision.role or "viewer"]:
-                raise Ql3Error("forbidden", "Somebody with a role above your own is not yours to disable.")
             if wanted.status == "disabled":
-                for project in await projects.owned_by(tx, subject):
-                    if await projects.other_active_owners(tx, project, subject) == 0:
-                        raise Ql3Error("last_owner", data={"project": project})
+                await _keep_owners(tx, subject, held)
             now_ms = max(self._gate.now_ms(), identity.updated_at_ms)
             if not await identities.set_status(tx, subject, identity.version, wanted.status, now_ms):
                 raise Ql3Error("version_conflict", field="expected_version")
@@ -178,15 +168,16 @@ class Directory:
         await self._gate.require(tx, actor, DEFAULT_PROJECT, "policy.manage")
 
     async def revoke_binding(self, wanted: BindingRevoke) -> BindingAnswer:
-        """End one of a subject's names; a subject may end its own. Raises `forbidden`, `not_found`, `version_conflict`.
+        """End one of a subject's names; a subject may end its own.
 
-        The last name may go too: the console lets a person in again.
+        The last name may go too, as the console lets a person in again; that of a project's last owner only by the
+        console's own hand. Raises `forbidden`, `not_found`, `version_conflict` or `last_owner`.
         """
         actor, subject = wanted.actor, wanted.subject
         target = f"{subject.type}/{subject.id}"
 
         async def work(tx: Transaction) -> BindingAnswer:
-            decision = await self._admit_binder(tx, actor, subject)
+            decision, held = await self._admit_binder(tx, actor, subject)
             bound = await identities.bound(tx, wanted.provider, wanted.provider_subject)
             if bound is None or bound.subject != subject:
                 raise Ql3Error("not_found", "This subject has no such name.", field="provider_subject")
@@ -194,6 +185,10 @@ class Directory:
             if bound.active:
                 if wanted.expected_version not in (None, version):
                     raise Ql3Error("version_conflict", field="expected_version", data={"version": version})
+                if not is_local_console(subject_of(actor)) and not await identities.other_names(
+                    tx, subject, wanted.provider, wanted.provider_subject
+                ):
+                    await _keep_owners(tx, subject, held)
                 version, now_ms = version + 1, max(self._gate.now_ms(), now_ms)
                 await identities.bind(tx, wanted.provider, wanted.provider_subject, version, "revoked", subject, now_ms)
                 detail = {"provider": wanted.provider, "name": wanted.provider_subject}
@@ -212,21 +207,35 @@ class Directory:
 
         return await self._gate.change(Act(actor, "identity.revoke_binding", None, target), work)
 
-    async def _admit_binder(self, tx: Transaction, actor: Actor, subject: Subject) -> PolicyDecision:
+    async def _admit_binder(
+        self, tx: Transaction, actor: Actor, subject: Subject
+    ) -> tuple[PolicyDecision, Mapping[str, Role]]:
         if subject_of(actor) == subject and actor.type == "user":
             seen = await self._gate.decide(tx, actor, DEFAULT_PROJECT, "project.read")
             if seen.effect == "allow" or seen.reasons in (["subject_unbound"], ["permission_missing"]):
-                await identities.get(tx, subject)
-                return seen
+                _, held = await _hold(tx, subject)
+                return seen, held
+        decision, _, held = await self._admit_above(tx, actor, subject)
+        return decision, held
+
+    async def _admit_above(
+        self, tx: Transaction, actor: Actor, subject: Subject
+    ) -> tuple[PolicyDecision, Identity, Mapping[str, Role]]:
+        """Who may shut a subject out or let it in: who manages people, and ranks below it in no project.
+
+        A role in `default` counts for people, so it is what the actor has at least in every project. Answers the
+        decision, the subject and its roles, all of them locked. Raises `forbidden`, `not_found` or
+        `policy_fence_conflict`.
+        """
         decision = await self._gate.require(tx, actor, DEFAULT_PROJECT, "policy.manage")
-        await projects.lock(tx, DEFAULT_PROJECT)
+        identity, held = await _hold(tx, subject)
         await projects.assert_fence(tx, DEFAULT_PROJECT, subject_of(actor), fence_of(decision))
-        if await identities.get(tx, subject) is None:
-            raise Ql3Error("not_found", "There is no such subject.")
-        held = await projects.binding(tx, DEFAULT_PROJECT, subject)
-        if held and held.role and RANK[held.role] > RANK[decision.role or "viewer"]:
-            raise Ql3Error("forbidden", "Somebody with a role above your own is not yours to shut out.")
-        return decision
+        everywhere = decision.role or "viewer"
+        own = await projects.roles_of(tx, subject_of(actor))
+        for project, role in held.items():
+            if RANK[role] > max(RANK[everywhere], RANK[own.get(project, everywhere)]):
+                raise Ql3Error("forbidden", "Somebody with a role above your own is not yours to shut out.")
+        return decision, identity, held
 
     async def page(self, wanted: IdentityList) -> IdentityPage:
         """Subjects by type and id."""
@@ -336,6 +345,28 @@ class Directory:
             return _state(wanted.project, True, latest.challenge_id, latest.expires_at_ms)
 
         return await self._database.read(work)
+
+
+async def _hold(tx: Transaction, subject: Subject) -> tuple[Identity, Mapping[str, Role]]:
+    """Lock a subject and the projects in which it has a role. Raises `not_found` or `policy_fence_conflict`."""
+    # Projects before subjects, the order in which every mutation locks.
+    locked = sorted({DEFAULT_PROJECT, *await projects.roles_of(tx, subject)})
+    for project in locked:
+        await projects.lock(tx, project)
+    identity = await identities.get(tx, subject)
+    if identity is None:
+        raise Ql3Error("not_found", "There is no such subject.")
+    held = await projects.roles_of(tx, subject)
+    if not held.keys() <= set(locked):
+        raise Ql3Error("policy_fence_conflict")
+    return identity, held
+
+
+async def _keep_owners(tx: Transaction, subject: Subject, held: Mapping[str, Role]) -> None:
+    """Raises `last_owner` where a project would be left without an owner who can sign in."""
+    for project, role in held.items():
+        if role == "owner" and await projects.other_active_owners(tx, project, subject) == 0:
+            raise Ql3Error("last_owner", data={"project": project})
 
 
 def _state(project: str, is_open: bool, challenge_id: str | None, expires_at_ms: int | None) -> BootstrapState:

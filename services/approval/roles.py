@@ -20,7 +20,7 @@ class Change(NamedTuple):
     current_version: int
     expected_version: int
     other_active_owners: int
-    """Active owners of the project whose identity is active, the target not counted."""
+    """Owners of the project who can sign in (identity and a name are active), the target not counted."""
 
 
 def admit(change: Change, changer_role: Role) -> int:

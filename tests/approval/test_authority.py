@@ -295,6 +295,75 @@ async def test_one_name_ends_and_may_be_registered_again(world: World) -> None:
     assert (await refused(world.directory.get(IdentityRead(actor=boss, subject=user("ghost"))))).code == "not_found"
 
 
+def _end(world: World, by: Actor, name: str, provider: str = "password", *, of: str | None = None) -> Any:
+    """Revoke a name of a user, who is called like the name when not given."""
+    return world.directory.revoke_binding(
+        BindingRevoke(actor=by, subject=user(of or name), provider=provider, provider_subject=name)
+    )
+
+
+def _disable(world: World, by: Actor, name: str) -> Any:
+    return world.directory.set_status(IdentitySet(actor=by, subject=user(name), expected_version=1, status="disabled"))
+
+
+async def test_the_last_name_of_a_projects_last_owner_stays(world: World) -> None:
+    owner, admin = await world.person("owner", "owner"), await world.person("admin", "admin")
+    await world.authority.create_project(ProjectCreate(actor=console(), id="web", name="Web"))
+    bob = await world.person("bob", "owner", project="web")
+    more = IdentityRegister(actor=bob, subject=user("bob"), provider="api_credential", provider_subject="c1")
+    await world.directory.register(more)
+
+    # No role in `default`, but a role above the admin's in another project.
+    for work in (_end(world, admin, "bob"), _end(world, admin, "c1", "api_credential", of="bob")):
+        assert (await refused(work)).code == "forbidden"
+    assert (await refused(_disable(world, admin, "bob"))).code == "forbidden"
+    # One of two may go, whichever; the last may not, whoever asks, as long as nobody else can act for the project.
+    await _end(world, owner, "c1", "api_credential", of="bob")
+    for by in (owner, bob):
+        error = await refused(_end(world, by, "bob"))
+        assert (error.code, error.data) == ("last_owner", {"project": "web"})
+    assert (await refused(_disable(world, owner, "bob"))).code == "last_owner"
+    rows = await world.database.read(lambda tx: read_page(tx, None, Page(limit=2)))
+    assert [(row.action, row.outcome) for row in rows.items] == [
+        ("identity.disabled", "last_owner"),
+        ("identity.revoke_binding", "last_owner"),
+    ]
+    await world.directory.register(more)
+    await _end(world, bob, "bob")
+    assert (await refused(_end(world, bob, "c1", "api_credential", of="bob"))).code == "last_owner"
+    # The console may: it is who lets a person in again.
+    assert (await _end(world, console(), "c1", "api_credential", of="bob")).binding.state == "revoked"
+
+
+async def test_an_owner_who_cannot_sign_in_keeps_no_project(world: World) -> None:
+    await world.authority.create_project(ProjectCreate(actor=console(), id="web", name="Web"))
+    bob = await world.person("bob", "owner", project="web")
+    eve = await world.person("eve", "owner", project="web")
+    await _end(world, eve, "eve")
+    assert (await refused(_end(world, bob, "bob"))).code == "last_owner"
+    assert (await refused(world.authority.bind_role(bind(bob, user("bob"), None, 1, project="web")))).code == (
+        "last_owner"
+    )
+    await world.person("eve")
+    assert (await _end(world, bob, "bob")).binding.state == "revoked"
+
+
+async def test_a_role_in_default_is_the_least_one_has_over_people(world: World) -> None:
+    owner, admin = await world.person("owner", "owner"), await world.person("admin", "admin")
+    await world.authority.create_project(ProjectCreate(actor=console(), id="web", name="Web"))
+    for name in ("bob", "eve", "zoe"):
+        await world.person(name, "owner", project="web")
+    await world.person("op", "operator", project="web")
+    await _end(world, admin, "op")
+    await _disable(world, admin, "op")
+    assert (await refused(_end(world, admin, "bob"))).code == "forbidden"
+    await _end(world, owner, "bob")
+    await world.bind(user("admin"), "owner", project="web")
+    await _disable(world, admin, "eve")
+    # Above oneself in `default` is above oneself, whatever one is elsewhere.
+    assert (await refused(_end(world, admin, "owner"))).code == "forbidden"
+
+
 async def test_names_are_listed_in_pages_and_only_for_whom_they_stand(world: World) -> None:
     await world.person("ada")
     for number in range(5):

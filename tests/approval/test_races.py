@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from schemas.approvals import ActionRecover, ApprovalDecide
 from schemas.errors import Ql3Error
-from schemas.identity import BootstrapClaim, BootstrapIssue, ProjectCreate, RoleBind, Subject
+from schemas.identity import BindingRevoke, BootstrapClaim, BootstrapIssue, ProjectCreate, RoleBind, Subject
 from services.approval import executions
 from services.approval.handlers.port import Outcome
 from services.approval.recovery import Finding
@@ -193,6 +193,56 @@ async def test_the_last_two_owners_do_not_both_go(two: tuple[Works, Works]) -> N
         versions[name] += 1
         await one.bind(Subject(type="user", id=name), "owner", expected=versions[name])
         versions[name] += 1
+
+
+def _end(works: Works, by: Any, name: str) -> Any:
+    return works.directory.revoke_binding(
+        BindingRevoke(actor=by, subject=Subject(type="user", id=name), provider="password", provider_subject=name)
+    )
+
+
+async def test_the_last_two_owners_do_not_both_lose_their_names(two: tuple[Works, Works]) -> None:
+    one, other = two
+    people = [await one.person(name, "owner") for name in ("ann", "bob")]
+    for _ in range(ROUNDS // 2):
+        outcomes = await race(*(_end(works, who, who.id) for works, who in zip(two, people, strict=True)))
+        (winner,) = won(outcomes)
+        await other.person(winner.binding.provider_subject)
+
+
+async def test_who_becomes_the_only_owner_is_not_shut_out_meanwhile(two: tuple[Works, Works]) -> None:
+    one, other = two
+    ann = await one.person("ann")
+    await one.person("zoe")
+    bob, nobody = Subject(type="user", id="bob"), Subject(type="user", id="nobody")
+    for number in range(ROUNDS // 2):
+        project = f"h{number}"
+        await one.person("bob")
+        await one.authority.create_project(ProjectCreate(actor=console(), id=project, name=project))
+        await one.bind(Subject(type="user", id="ann"), "owner", project=project)
+
+        async def hand_on(project: str = project) -> None:
+            await one.bind(bob, "owner", project=project)
+            await one.authority.bind_role(
+                RoleBind(
+                    actor=ann,
+                    project=project,
+                    subject=Subject(type="user", id="ann"),
+                    role=None,
+                    expected_version=1,
+                    mutation_id=new_id(),
+                )
+            )
+
+        await race(hand_on(), _end(other, actor("bob"), "bob"))
+        left = await one.database.read(lambda tx, p=project: projects.other_active_owners(tx, p, nobody))
+        assert left >= 1
+        # Free of this project, so that the next round begins with a name that may end.
+        current = await one.database.read(lambda tx, p=project: projects.binding(tx, p, bob))
+        assert current is not None
+        await one.person("bob")
+        await one.bind(Subject(type="user", id="zoe"), "owner", project=project)
+        await one.bind(bob, None, project=project, expected=current.version)
 
 
 async def test_bootstrap_issue(two: tuple[Works, Works]) -> None:

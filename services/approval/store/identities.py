@@ -42,6 +42,15 @@ _BINDINGS = Statement("""
       )
     ORDER BY b.provider, b.provider_subject LIMIT $5
 """)
+_OTHER_NAMES = Statement("""
+    SELECT COUNT(*) AS names FROM identity_authentication_bindings AS b
+    WHERE b.subject_type = $1 AND b.subject_id = $2 AND b.state = 'active'
+      AND NOT (b.provider = $3 AND b.provider_subject = $4)
+      AND b.version = (
+        SELECT max(l.version) FROM identity_authentication_bindings AS l
+        WHERE l.provider = b.provider AND l.provider_subject = b.provider_subject
+      )
+""")
 
 
 class Bound(NamedTuple):
@@ -108,6 +117,12 @@ async def bindings(
         for row in rows[:limit]
     ]
     return items, encode(items[-1].provider, items[-1].provider_subject) if len(rows) > limit else None
+
+
+async def other_names(tx: Transaction, subject: Subject, provider: str, provider_subject: str) -> int:
+    """How many active names a subject has besides one."""
+    row = await tx.fetch_one(_OTHER_NAMES, subject.type, subject.id, provider, provider_subject)
+    return row["names"] if row else 0
 
 
 async def page(tx: Transaction, limit: int, cursor: str | None) -> tuple[list[Identity], str | None]:

@@ -106,10 +106,14 @@ _OTHER_OWNERS = Statement("""
       AND NOT (b.subject_type = $2 AND b.subject_id = $3)
       AND b.version = (SELECT MAX(m.version) FROM project_role_bindings AS m
         WHERE m.project_id = b.project_id AND m.subject_type = b.subject_type AND m.subject_id = b.subject_id)
+      AND EXISTS (SELECT 1 FROM identity_authentication_bindings AS n
+        WHERE n.subject_type = b.subject_type AND n.subject_id = b.subject_id AND n.state = 'active'
+          AND n.version = (SELECT MAX(l.version) FROM identity_authentication_bindings AS l
+            WHERE l.provider = n.provider AND l.provider_subject = n.provider_subject))
 """)
-_OWNED_BY = Statement("""
-    SELECT b.project_id FROM project_role_bindings AS b
-    WHERE b.subject_type = $1 AND b.subject_id = $2 AND b.state = 'active' AND b.role = 'owner'
+_ROLES_OF = Statement("""
+    SELECT b.project_id, b.role FROM project_role_bindings AS b
+    WHERE b.subject_type = $1 AND b.subject_id = $2 AND b.state = 'active'
       AND b.version = (SELECT MAX(m.version) FROM project_role_bindings AS m
         WHERE m.project_id = b.project_id AND m.subject_type = b.subject_type AND m.subject_id = b.subject_id)
     ORDER BY b.project_id
@@ -153,6 +157,11 @@ async def assert_fence(tx: Transaction, project: str, subject: Subject, fence: F
     version = binding["version"] if binding else None
     if row is None or Fence(row["version"], version) != fence or (identity and identity["status"] != "active"):
         raise Ql3Error("policy_fence_conflict")
+
+
+async def share_identity(tx: Transaction, subject: Subject) -> None:
+    """Wait for whoever shuts a subject out or lets it in, and keep others from it until the transaction ends."""
+    await tx.fetch_one(_SHARE_IDENTITY, subject.type, subject.id)
 
 
 async def get(tx: Transaction, project: str) -> Project | None:
@@ -251,14 +260,14 @@ async def deciders(tx: Transaction, project: str) -> list[tuple[Subject, Role]]:
 
 
 async def other_active_owners(tx: Transaction, project: str, subject: Subject) -> int:
-    """How many active owners a project has besides a subject."""
+    """How many owners a project has besides a subject: active ones with a name under which they can sign in."""
     row = await tx.fetch_one(_OTHER_OWNERS, project, subject.type, subject.id)
     return row["owners"] if row else 0
 
 
-async def owned_by(tx: Transaction, subject: Subject) -> list[str]:
-    """Projects in which a subject is an owner."""
-    return [row["project_id"] for row in await tx.fetch(_OWNED_BY, subject.type, subject.id)]
+async def roles_of(tx: Transaction, subject: Subject) -> dict[str, Role]:
+    """The projects in which a subject has a role, in order, and which."""
+    return {row["project_id"]: row["role"] for row in await tx.fetch(_ROLES_OF, subject.type, subject.id)}
 
 
 async def rules(tx: Transaction, project: str) -> tuple[int, tuple[ApprovalRule, ...]]:
