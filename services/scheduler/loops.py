@@ -36,7 +36,12 @@ SLEEP_S: Final = 1.0
 """The longest sleep: a clock that is set forward meanwhile is noticed after it."""
 KEPT_MS: Final = 3 * 86_400_000
 """Closed admissions are kept so long; a clock set back further waits instead of repeating."""
-WITHDRAW_GIVE_UP_RINGS: Final = 12
+WITHDRAW_ABSENT: Final = 12
+"""A run that the dispatcher denies so often in a row, long after its time, will not come to be any more."""
+ABSENT_KEPT: Final = 4_096
+WITHDRAW_KEPT_MS: Final = KEPT_MS
+"""How long after its time. A queued order has no end of its own: should its run be made still later, its
+acknowledgement takes the withdrawal up again."""
 ASK_AHEAD_MOST_MS: Final = 23 * 3_600_000
 """An approval's request lives a day at most, and it has to live beyond the start that it is about."""
 
@@ -236,25 +241,24 @@ class AdmissionLoop:
         await schedules.postpone(tx, done.postponed, done.now_ms + AGAIN_MS)
 
 
-Cancel = Callable[[str, str], Awaitable[bool]]
-"""Ends a run (project, run id) that must not start; False when the dispatcher does not have it."""
+Cancel = Callable[[str, str], Awaitable[None]]
+"""Ends a run (project, run id) that must not start. Raises `not_found` when the dispatcher does not have it."""
 
 
 class RingLoop:
     """Rings open orders again until the dispatcher has answered, and takes back what was withdrawn."""
 
-    def __init__(self, database: Database, executions: Executions, cancel: Cancel) -> None:
+    def __init__(self, database: Database, clock: Clock, executions: Executions, cancel: Cancel) -> None:
         self._database = database
+        self._clock = clock
         self._executions = executions
         self._cancel = cancel
+        self._absent: dict[str, int] = {}
 
     async def step(self) -> bool | None:
         """Ring one batch; True when there may be more."""
         count, withdrawing = await self._database.transact(self._ring)
-        ended: list[str] = []
-        for row in withdrawing:
-            if await self._cancel(row["project"], row["run_id"]) or row["rings"] >= WITHDRAW_GIVE_UP_RINGS:
-                ended.append(row["id"])
+        ended = [row["id"] for row in withdrawing if await self._ended(row)]
         if ended:
 
             async def close(tx: Transaction) -> None:
@@ -262,6 +266,27 @@ class RingLoop:
 
             await self._database.transact(close)
         return True if count == BATCH_ITEMS else None
+
+    async def _ended(self, row: Row) -> bool:
+        """Whether a withdrawn run can start no more. What is not known is asked again, however long that takes."""
+        absent = self._absent.pop(row["id"], 0) + 1
+        try:
+            await self._cancel(row["project"], row["run_id"])
+        except Ql3Error as error:
+            if error.code != "not_found":
+                log.warning("a withdrawn run was not cancelled yet", run=row["run_id"], error=error.code)
+                return False
+            # Its order may be under way still, and may wait as long as the dispatcher is away.
+            starts_ms = max(row["not_before_ms"] or 0, row["created_at_ms"])
+            if self._clock.now_ms() < starts_ms + WITHDRAW_KEPT_MS:
+                return False
+            if absent >= WITHDRAW_ABSENT:
+                return True
+            if len(self._absent) >= ABSENT_KEPT:
+                self._absent.clear()
+            self._absent[row["id"]] = absent
+            return False
+        return True
 
     async def _ring(self, tx: Transaction) -> tuple[int, list[Row]]:
         now_ms = await tx.now_ms()

@@ -140,7 +140,7 @@ class SchedulerService:
         self._desk = RunDesk(database, clock, executions, self._submitter)
         self._occasions = Occasions(database, clock, executions, self._projects, self._submitter)
         admitting = AdmissionLoop(database, clock, executions, self._projects, self._submitter)
-        ringing = RingLoop(database, executions, self._cancel)
+        ringing = RingLoop(database, clock, executions, self._cancel)
         self._admitting = Loop("scheduler.admissions", admitting.step, every_s=SLEEP_S, bell=database.bell(BELL))
         self._ringing = Loop("scheduler.orders", ringing.step, every_s=RING_EVERY_S, bell=database.bell(RING_BELL))
         chaining = ChainLoop(self._occasions, self._read_facts, self._listen)
@@ -254,16 +254,9 @@ class SchedulerService:
     async def _list_secrets(self, message: SecretList) -> SecretPage:
         return await self._bus.request(SECRETS_LIST, message, timeout=SECRETS_TIMEOUT_S)
 
-    async def _cancel(self, project: str, run_id: str) -> bool:
-        try:
-            await self._bus.request(
-                RUNS_CANCEL, RunCancel(actor=self._actor, project=project, run=run_id, reason="policy")
-            )
-        except Ql3Error as error:
-            if error.code in ("not_found", "unavailable"):
-                return False
-            log.warning("a withdrawn run was not cancelled", run=run_id, error=error.code)
-        return True
+    async def _cancel(self, project: str, run_id: str) -> None:
+        # A run that has ended is answered as it is.
+        await self._bus.request(RUNS_CANCEL, RunCancel(actor=self._actor, project=project, run=run_id, reason="policy"))
 
     # Tasks.
 

@@ -24,6 +24,7 @@ from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction
 from services.kit.orders import next_ring_ms
 from services.scheduler.admissions import Admission, messages
+from services.scheduler.bells import RING_BELL
 from services.scheduler.decisions import BLOCKED_BY_OVERLAP, Missed
 from services.scheduler.executions import Executions
 from services.scheduler.scheduling import missed_row, record_missed
@@ -106,10 +107,18 @@ class Submitter:
         return await admission_of(tx, self._executions, row)
 
     async def acknowledged(self, ids: Sequence[str]) -> None:
-        """The dispatcher has these from its queue; ask what became of those that are still open here."""
+        """The dispatcher has these from its queue; ask what became of those that are still open here.
+
+        Those that were withdrawn meanwhile are taken back.
+        """
         for start in range(0, len(ids), BATCH_ITEMS):
             part = list(ids[start : start + BATCH_ITEMS])
+            await self._database.transact(lambda tx, part=part: self._born(tx, part))
             await self.ask(await self._database.read(lambda tx, part=part: self._open(tx, part)))
+
+    async def _born(self, tx: Transaction, ids: list[str]) -> None:
+        if await store.born(tx, ids, await tx.now_ms()):
+            tx.after_commit(tx.database.bell(RING_BELL).set)
 
     async def _open(self, tx: Transaction, ids: list[str]) -> list[Admission]:
         return [await admission_of(tx, self._executions, row) for row in await store.open_by_ids(tx, ids)]

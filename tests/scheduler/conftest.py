@@ -98,6 +98,7 @@ class Ledger:
         self.cancelled: list[str] = []
         self.away = False
         self.refuses: str | None = None
+        self.fails: str | None = None
         self.overlaps = False
         self.acknowledged: set[str] = set()
 
@@ -124,12 +125,13 @@ class Ledger:
             self.revisions[revision.digest] = revision
         return SubmitAnswer(results=results)
 
-    async def cancel(self, project: str, run_id: str) -> bool:
+    async def cancel(self, project: str, run_id: str) -> None:
         """End a run, when it is there."""
-        if self.away or run_id not in {order.run_id for order in self.runs.values()}:
-            return False
+        if self.fails or self.away:
+            raise Ql3Error(self.fails or "unavailable")
+        if run_id not in {order.run_id for order in self.runs.values()}:
+            raise Ql3Error("not_found", field="run")
         self.cancelled.append(run_id)
-        return True
 
     def instants(self) -> list[int]:
         """The instants of scheduled runs, in the order in which they came."""
@@ -156,7 +158,7 @@ class Room:
         self.submitter = Submitter(database, clock, executions, ledger.submit)
         self.admitting = AdmissionLoop(database, clock, executions, self.projects, self.submitter)
         self.occasions = Occasions(database, clock, executions, self.projects, self.submitter)
-        self.ringing = RingLoop(database, executions, ledger.cancel)
+        self.ringing = RingLoop(database, clock, executions, ledger.cancel)
         self.pruning = PruneLoop(database)
         self.desk = RunDesk(database, clock, executions, self.submitter)
 

@@ -11,14 +11,17 @@ from schemas.runs import RunOrder
 from schemas.tasks import Task
 from schemas.triggers import TriggerDelete, TriggerSpec, TriggerUpdate, WebhookCall
 from services.kit.clock import ManualClock
+from services.kit.database import Statement
 from services.kit.ids import new_id
 from services.scheduler.decisions import decide
+from services.scheduler.loops import WITHDRAW_ABSENT, WITHDRAW_KEPT_MS
 from services.scheduler.triggers import plan
 from tests.scheduler.conftest import ALICE, PROJECT, Room, at, cron, spec
 from tests.scheduler.test_occasions import add, digest, ended, tell
 
 HOUR = 3_600_000
 PROD = {"env": "prod"}
+DUE = Statement("UPDATE schedule_admissions SET ring_at_ms = 0 WHERE ring_at_ms IS NOT NULL")
 SIX = at("2026-03-02 18:00:00")
 
 
@@ -150,6 +153,68 @@ async def test_a_disabled_task_takes_its_questions_back(room: Room, clock: Manua
     await room.enable(task, True)
     await room.look()
     assert [order.scheduled_for_ms for order in orders(room)] == [SIX, SIX]
+
+
+async def rung(room: Room) -> list[str]:
+    """Ring what is open as though its time had come; answers how the orders stand."""
+    await room.database.transact(lambda tx: tx.execute(DUE))
+    await room.ringing.step()
+    return [row["status"] for row in await room.rows("SELECT status FROM schedule_admissions ORDER BY id")]
+
+
+@pytest.mark.parametrize("code", ["unavailable", "database_unavailable", "commit_unknown", "forbidden"])
+async def test_what_is_taken_back_is_taken_back_however_long_it_takes(
+    room: Room, clock: ManualClock, code: str
+) -> None:
+    _, first = await asked(room, clock)
+    await room.enable_trigger(await room.trigger(), False)
+    room.ledger.fails = code
+    for _ in range(WITHDRAW_ABSENT + 2):
+        assert await rung(room) == ["withdrawing"]
+    clock.advance(HOUR + WITHDRAW_KEPT_MS)
+    for _ in range(WITHDRAW_ABSENT + 2):
+        assert await rung(room) == ["withdrawing"]
+    room.ledger.fails = None
+    assert await rung(room) == ["withdrawn"]
+    assert room.ledger.cancelled == [first.run_id]
+
+
+async def never_made(room: Room, clock: ManualClock) -> None:
+    """A question that is taken back while its order lies in the queue of a dispatcher that is away."""
+    room.rules = [rule()]
+    room.ledger.away = True
+    await nightly(room)
+    await until(room, clock, SIX - HOUR)
+    await room.enable_trigger(await room.trigger(), False)
+    assert await rung(room) == ["withdrawing"]
+    room.ledger.away = False
+
+
+async def test_a_run_that_comes_to_be_after_it_was_taken_back_is_ended(room: Room, clock: ManualClock) -> None:
+    await never_made(room, clock)
+    for _ in range(WITHDRAW_ABSENT + 2):
+        assert await rung(room) == ["withdrawing"]
+    await room.deliver()
+    (order,) = orders(room)
+    assert await rung(room) == ["withdrawn"]
+    assert room.ledger.cancelled == [order.run_id]
+
+
+async def test_a_run_that_never_comes_to_be_is_given_up_long_after_its_time(room: Room, clock: ManualClock) -> None:
+    await never_made(room, clock)
+    clock.advance(HOUR + WITHDRAW_KEPT_MS)
+    room.ledger.fails = "unavailable"
+    for _ in range(WITHDRAW_ABSENT + 2):
+        assert await rung(room) == ["withdrawing"]
+    room.ledger.fails = None
+    for _ in range(WITHDRAW_ABSENT - 1):
+        assert await rung(room) == ["withdrawing"]
+    assert await rung(room) == ["withdrawn"]
+    # Even now its order may be read from the queue.
+    await room.deliver()
+    (order,) = orders(room)
+    await rung(room)
+    assert room.ledger.cancelled == [order.run_id]
 
 
 @pytest.mark.parametrize("what", ["trigger", "task"])

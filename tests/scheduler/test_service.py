@@ -117,8 +117,7 @@ class Dispatcher:
             await self.bus.acknowledge(message.sender, [result.order_id for result in answer.results])
 
     async def cancel(self, message: RunCancel, _caller: Caller) -> RunAnswer:
-        if not await self.ledger.cancel(message.project, message.run):
-            raise Ql3Error("not_found")
+        await self.ledger.cancel(message.project, message.run)
         await self.heard.add(message)
         order = next(order for order in self.ledger.runs.values() if order.run_id == message.run)
         return RunAnswer(run=run_of(order))

@@ -68,7 +68,7 @@ _TAKE_BACK = Statement("""
     WHERE id {in:$1} AND status IN ('open', 'committed')
 """)
 _DUE = Statement("""
-    SELECT id, run_id, project, task_id, task_revision, run_order, status, rings, created_at_ms
+    SELECT id, run_id, project, task_id, task_revision, run_order, status, rings, not_before_ms, created_at_ms
     FROM schedule_admissions WHERE ring_at_ms <= $1
     ORDER BY ring_at_ms, id LIMIT $2 {for_update_skip_locked}
 """)
@@ -79,6 +79,10 @@ _RING = Statement("""
 _WITHDRAWN = Statement("""
     UPDATE schedule_admissions SET status = 'withdrawn', ring_at_ms = NULL, closed_at_ms = $2
     WHERE id {in:$1} AND status = 'withdrawing'
+""")
+_BORN = Statement("""
+    UPDATE schedule_admissions SET status = 'withdrawing', ring_at_ms = $2, closed_at_ms = NULL, rings = 1
+    WHERE id {in:$1} AND status IN ('withdrawing', 'withdrawn')
 """)
 _PRUNE = Statement(
     """
@@ -159,6 +163,11 @@ async def rung(tx: Transaction, ring_at: dict[str, int]) -> None:
 async def withdrawn(tx: Transaction, ids: Sequence[str], now_ms: int) -> None:
     """These runs can start no more."""
     await tx.execute(_WITHDRAWN, json_set(ids), now_ms)
+
+
+async def born(tx: Transaction, ids: Sequence[str], ring_at_ms: int) -> int:
+    """The dispatcher made runs of these orders; those that were withdrawn have to be taken back now. How many."""
+    return await tx.execute(_BORN, json_set(ids), ring_at_ms)
 
 
 async def prune(tx: Transaction, before_ms: int, limit: int) -> tuple[int, int]:
