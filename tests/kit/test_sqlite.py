@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
+import threading
 from asyncio.subprocess import PIPE
 from contextlib import closing
 from pathlib import Path
@@ -124,6 +125,20 @@ async def test_many_short_statements_let_others_have_their_turn(database: Databa
         await database.read(until_then)
         others.clear()
         await database.transact(until_then)
+
+
+async def test_a_statement_that_says_it_is_long_leaves_the_event_loop_free(database: Database):
+    await database.transact(lambda tx: tx.execute(_INSERT, 1, ""))
+    database._writer._conn.create_function("thread", 0, threading.get_ident)
+
+    async def thread_of(statement: Statement) -> int:
+        await database.transact(lambda tx: tx.execute(statement))
+        (ran_on,) = await contents(database)
+        return ran_on
+
+    text = "UPDATE thing SET n = thread()"
+    assert await thread_of(Statement(text)) == threading.get_ident()
+    assert await thread_of(Statement(text, long=True)) != threading.get_ident()
 
 
 async def test_a_full_disk_changes_nothing_and_heals(database: Database):

@@ -52,7 +52,7 @@ REVOKE_OLDEST = Statement(
     "UPDATE sessions SET revoked_at_ms = $2 WHERE user_name = $1 AND revoked_at_ms IS NULL AND id NOT IN (SELECT id "
     "FROM sessions WHERE user_name = $1 AND revoked_at_ms IS NULL ORDER BY authenticated_at_ms DESC, id DESC LIMIT $3)"
 )
-FORGET_SESSIONS = Statement("DELETE FROM sessions WHERE expires_at_ms < $1")
+FORGET_SESSIONS = Statement("DELETE FROM sessions WHERE expires_at_ms < $1", long=True)
 
 
 class SecondFactor(NamedTuple):

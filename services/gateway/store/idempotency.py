@@ -17,7 +17,7 @@ RECORD = Statement(
 ANSWER = Statement(
     "UPDATE idempotency_records SET status = $3, body = $4 WHERE actor = $1 AND idempotency_key = $2 AND status IS NULL"
 )
-FORGET = Statement("DELETE FROM idempotency_records WHERE created_at_ms < $1")
+FORGET = Statement("DELETE FROM idempotency_records WHERE created_at_ms < $1", long=True)
 
 
 class Record(NamedTuple):

@@ -2,8 +2,8 @@
 
 A statement takes tens of microseconds, a hop to a thread and back takes more. So statements run where they are called,
 and the thread has what may take long: every COMMIT (it waits for the disk), the wait for another process that writes,
-and a read that was not done within `PATIENCE_S`. Whatever follows work on the thread that is not over (its caller was
-cancelled) goes there too, so that the ROLLBACK runs before whatever comes next.
+a statement that says it is long, and a read that was not done within `PATIENCE_S`. Whatever follows work on the thread
+that is not over (its caller was cancelled) goes there too, so that the ROLLBACK runs before whatever comes next.
 """
 
 from __future__ import annotations
@@ -170,27 +170,28 @@ class SqliteTransaction(Transaction):
         self._writable = writable
 
     async def fetch(self, statement: Statement, *args: Any) -> list[Row]:
-        return await self._call(_fetch, statement.sqlite, args)
+        return await self._call(statement.long, _fetch, statement.sqlite, args)
 
     async def execute(self, statement: Statement, *args: Any) -> int:
-        return await self._call(_change, statement.sqlite, args)
+        return await self._call(statement.long, _change, statement.sqlite, args)
 
     async def execute_many(self, statement: Statement, rows: Sequence[Sequence[Any]]) -> None:
         if rows:
-            await self._call(_change_many, statement.sqlite, rows)
+            await self._call(statement.long, _change_many, statement.sqlite, rows)
 
     async def _control(self, sql: str) -> None:
         await self._connection.do(_run, sql)
 
     async def _read_clock(self) -> int:
-        return await self._call(_tick, self._clock, self._writable)
+        return await self._call(False, _tick, self._clock, self._writable)
 
     async def _call(
-        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+        self, long: bool, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         self.refuse_aborted()
+        run = self._connection.call if long else self._connection.do
         try:
-            return await self._connection.do(function, *args, **kwargs)
+            return await run(function, *args, **kwargs)
         except BaseException:
             self.aborted = True
             raise

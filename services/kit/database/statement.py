@@ -26,12 +26,16 @@ _LOCKS = {"for_update": " FOR UPDATE", "for_update_skip_locked": " FOR UPDATE SK
 
 
 class Statement:
-    """An SQL statement. `sql` is in the common subset, or SQLite's when `postgresql` is given as well."""
+    """An SQL statement. `sql` is in the common subset, or SQLite's when `postgresql` is given as well.
 
-    __slots__ = ("postgresql", "source", "sqlite")
+    `long` says that it may touch any number of rows, so that SQLite keeps the event loop free meanwhile.
+    """
 
-    def __init__(self, sql: str, *, postgresql: str | None = None) -> None:
+    __slots__ = ("long", "postgresql", "source", "sqlite")
+
+    def __init__(self, sql: str, *, postgresql: str | None = None, long: bool = False) -> None:
         self.source = sql
+        self.long = long
         self.sqlite = _for_sqlite(sql.strip())
         self.postgresql = _for_postgresql((postgresql or sql).strip())
 

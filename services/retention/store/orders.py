@@ -22,7 +22,7 @@ RUNG_RETIRE = Statement(
     FROM {rows:$1 attempt_id text, ring_at_ms bigint} AS r WHERE retire_orders.attempt_id = r.attempt_id"""
 )
 CLOSE_RETIRE = id_set("DELETE FROM retire_orders WHERE worker_id = $2 AND attempt_id {in:$1}")
-DROP_RETIRE = Statement("DELETE FROM retire_orders WHERE created_at_ms < $1")
+DROP_RETIRE = Statement("DELETE FROM retire_orders WHERE created_at_ms < $1", long=True)
 
 COUNT_ENDED = Statement(
     """INSERT INTO ended_hours (project, hour_ms, attempts)

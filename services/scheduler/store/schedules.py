@@ -46,10 +46,13 @@ _POSTPONE = Statement("UPDATE schedules SET wake_at_ms = $2, version = version +
 _DROP = Statement("DELETE FROM schedules WHERE trigger_id = $1")
 _DROP_OF_TASK = Statement("DELETE FROM schedules WHERE task_id = $1")
 _NEXT_WAKE = Statement("SELECT min(wake_at_ms) AS wake_at_ms FROM schedules WHERE wake_at_ms IS NOT NULL")
-_WAKE_PROJECT = Statement("""
+_WAKE_PROJECT = Statement(
+    """
     UPDATE schedules SET wake_at_ms = $2 WHERE project = $1 AND stopped_by = 'project_archived' AND wake_at_ms > $2
-""")
-_WAKE_ALL = Statement("UPDATE schedules SET wake_at_ms = $2 WHERE project = $1 AND wake_at_ms > $2")
+    """,
+    long=True,
+)
+_WAKE_ALL = Statement("UPDATE schedules SET wake_at_ms = $2 WHERE project = $1 AND wake_at_ms > $2", long=True)
 _TAKEN_BACK = Statement("""
     UPDATE schedules SET decided_through_ms = $2, last_scheduled_at_ms = NULL,
       wake_at_ms = CASE WHEN stopped_by IS NULL THEN $3 ELSE wake_at_ms END,
