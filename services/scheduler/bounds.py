@@ -1,11 +1,13 @@
 """Bounds of checking inputs against a schema that somebody else wrote: neither may take the scheduler's time for long.
 
-A step is one keyword at one place. Expressions are matched in linear time (RE2), and what could only be bounded by
-walking a second time, outside of these steps, is not read.
+A step is one keyword at one place, and as many more as its work is larger than that of most: what it walks through,
+the values it compares with, the errors it writes. Expressions are matched in linear time (RE2), and what could only be
+bounded by walking a second time, outside of these steps, is not read.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,11 +16,16 @@ from typing import Any, Final, cast
 
 from schemas.errors import Ql3Error
 
-STEPS: Final = 50_000
-UNIQUE_ITEMS: Final = 500
-"""Items that cannot be ordered are compared each with each."""
+STEPS: Final = 100_000
 PATTERN_CHARS: Final = 1_000
 NOT_READ: Final = frozenset({"patternProperties", "unevaluatedProperties", "unevaluatedItems"})
+"""Keywords that are refused, in what is saved and in what was."""
+_LIGHT: Final = 10
+"""So many small things (a name looked up, a value compared) take about the time of one keyword."""
+_MESSAGE_CHARS: Final = 200
+_WALKING: Final = frozenset({"additionalProperties", "contains", "items", "propertyNames"})
+"""Keywords that look at each part of what is given, whatever they ask of it."""
+_COMPARING: Final = frozenset({"const", "dependentRequired", "enum"})
 
 _left: ContextVar[list[int] | None] = ContextVar("steps_left", default=None)
 
@@ -55,21 +62,69 @@ def validator() -> Any:
     from jsonschema import Draft202012Validator, validators
 
     plain = cast("dict[str, Any]", cast(Any, Draft202012Validator).VALIDATORS)
-    own = {**plain, "pattern": _pattern, "uniqueItems": _unique(plain["uniqueItems"])}
-    counted = {name: _counted(check) for name, check in own.items() if name not in NOT_READ}
-    return cast(Any, validators).extend(Draft202012Validator, counted)
+    own = {**plain, "pattern": _pattern, "uniqueItems": _unique}
+    found = cast(Any, validators).extend(
+        Draft202012Validator, {name: _counted(name, check) for name, check in own.items()}
+    )
+    found.evolve = _evolve
+    return found
 
 
-def _counted(check: Any) -> Any:
+def weight(value: Any) -> int:
+    """How many values and hundreds of characters a JSON value has."""
+    found, waiting = 0, [value]
+    while waiting:
+        one = waiting.pop()
+        found += 1
+        if isinstance(one, dict):
+            waiting += cast("dict[str, Any]", one).values()
+        elif isinstance(one, list):
+            waiting += cast("list[Any]", one)
+        elif isinstance(one, str):
+            found += len(one) // 100
+    return found
+
+
+def _charge(count: int) -> None:
+    left = _left.get()
+    if left is not None:
+        left[0] -= count
+        if left[0] < 0:
+            raise TooManySteps
+
+
+def _counted(name: str, check: Any) -> Any:
     def counting(of: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        left = _left.get()
-        if left is not None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise TooManySteps
-        yield from check(of, value, instance, schema) or ()
+        _charge(1 + _cost(name, value, instance))
+        for error in check(of, value, instance, schema) or ():
+            # It quotes what is wrong, and is written anew wherever a keyword tries others.
+            _charge(1 + len(error.message) // _MESSAGE_CHARS)
+            yield error
 
     return counting
+
+
+def _cost(name: str, value: Any, instance: Any) -> int:
+    if name == "pattern":
+        return len(instance) if isinstance(instance, str) else 0
+    if name == "uniqueItems":
+        return weight(instance) // 2
+    if name in _COMPARING:
+        return weight(value) // _LIGHT
+    size = len(cast("list[Any]", value)) if isinstance(value, list | dict | str) else 0
+    if name in _WALKING and isinstance(instance, list | dict):
+        size += len(cast("list[Any]", instance))
+    return size // _LIGHT
+
+
+def _evolve(of: Any, *, schema: Any, **more: Any) -> Any:
+    """The validator of a part of a schema: of this class, whatever the part says of itself in `$schema`."""
+    if isinstance(schema, dict):
+        _charge(1 + len(cast("dict[str, Any]", schema)) // _LIGHT)
+    elif schema is False:
+        schema = {"not": {}}  # so that its error is counted as any other
+    resolver = more.get("_resolver", of._resolver)
+    return type(of)(schema, registry=of._registry, _resolver=resolver)
 
 
 def _pattern(of: Any, text: str, instance: Any, schema: Any) -> Iterator[Any]:
@@ -79,16 +134,24 @@ def _pattern(of: Any, text: str, instance: Any, schema: Any) -> Iterator[Any]:
         yield ValidationError(f"{instance!r} does not match {text!r}")
 
 
-def _unique(plain: Any) -> Any:
-    def unique(of: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        from jsonschema import ValidationError
+def _unique(of: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
 
-        if wanted and of.is_type(instance, "array") and len(instance) > UNIQUE_ITEMS:
-            yield ValidationError(f"more than {UNIQUE_ITEMS} items are not compared with each other")
-            return
-        yield from plain(of, wanted, instance, schema) or ()
+    if wanted and of.is_type(instance, "array"):
+        texts = {json.dumps(_plain(item), sort_keys=True) for item in instance}
+        if len(texts) < len(instance):
+            yield ValidationError(f"{instance!r} has non-unique elements")
 
-    return unique
+
+def _plain(value: Any) -> Any:
+    """The value with one spelling for equal numbers: 1 and 1.0 are the same, 1 and true are not."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_plain(one) for one in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in cast("dict[str, Any]", value).items()}
+    return value
 
 
 @lru_cache(maxsize=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final, cast
 
 import msgspec
@@ -14,6 +15,8 @@ from services.scheduler import bounds
 SCHEMA_BYTES: Final = 32 * 1024
 INPUT_BYTES: Final = 64 * 1024
 _SHOWN: Final = 200
+_COMPARED: Final = 32
+"""The first by place of so many errors is told."""
 
 
 def check_schema(parameters: dict[str, Any] | None) -> None:
@@ -42,12 +45,20 @@ def check_schema(parameters: dict[str, Any] | None) -> None:
             raise Ql3Error("invalid", "References stay inside the schema: `#/$defs/…`.", field=field)
         if name == "pattern" and isinstance(value, str):
             bounds.check_pattern(value, field)
+    _refuse_unread(parameters)
+
+
+def _refuse_unread(parameters: dict[str, Any]) -> None:
+    for name, value in _keywords(parameters):
         if name in bounds.NOT_READ and isinstance(value, dict | bool):
-            raise Ql3Error("invalid", f"`{name}` is not read here.", field=field)
+            raise Ql3Error("invalid", f"`{name}` is not read here.", field="spec.parameters")
 
 
 def check_inputs(parameters: dict[str, Any] | None, inputs: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The inputs with the defaults of the schema filled in. Raises `invalid` or `too_large`, naming the input."""
+    """The inputs with the defaults of the schema filled in. Raises `invalid` or `too_large`, naming the input.
+
+    A schema that was saved before a keyword of it was refused takes no inputs: `invalid`, naming `spec.parameters`.
+    """
     if inputs is not None and _size(inputs, "inputs") > INPUT_BYTES:
         raise Ql3Error("too_large", f"Inputs have at most {INPUT_BYTES} bytes.", field="inputs")
     if parameters is None:
@@ -56,9 +67,12 @@ def check_inputs(parameters: dict[str, Any] | None, inputs: dict[str, Any] | Non
     try:
         with bounds.steps():
             found = _validator(msgspec.json.encode(parameters, order="sorted")).iter_errors(filled)
-            wrong = min(found, key=lambda error: list(map(str, error.absolute_path)), default=None)
+            first = islice(found, _COMPARED)
+            wrong = min(first, key=lambda error: list(map(str, error.absolute_path)), default=None)
     except (bounds.TooManySteps, RecursionError):
         raise Ql3Error("invalid", "Checking it takes too many steps.", field="inputs") from None
+    except Ql3Error:
+        raise
     except Exception as error:
         # One schema that cannot be applied must not hold what else is due.
         raise Ql3Error(
@@ -99,9 +113,15 @@ def _defaults(parameters: dict[str, Any]) -> dict[str, Any]:
 @lru_cache(maxsize=512)
 def _validator(text: bytes) -> Any:
     from referencing import Registry
+    from referencing.jsonschema import DRAFT202012
 
-    # An empty registry cannot fetch what it does not hold.
-    return bounds.validator()(msgspec.json.decode(text), registry=cast(Any, Registry)())
+    parameters = msgspec.json.decode(text)
+    _refuse_unread(parameters)
+    # A registry that cannot fetch what it does not hold, and that looks for anchors once.
+    resource = cast(Any, DRAFT202012).create_resource(parameters)
+    name = resource.id() or ""
+    registry = cast(Any, Registry)().with_resource(name, resource).crawl()
+    return bounds.validator()(parameters, registry=registry, _resolver=registry.resolver(name))
 
 
 def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:

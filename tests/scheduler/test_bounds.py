@@ -19,6 +19,8 @@ DOUBLING = {
     "$ref": "#/$defs/d0",
     "$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)} | {"d40": {}},
 }
+SHARED = "#/$defs/u"
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
 WIDE = {"properties": {"a": {"items": {"allOf": [{"minimum": 0}] * 500}}}}
 
 
@@ -44,6 +46,62 @@ def test_a_check_that_would_not_end_is_refused(parameters: dict[str, Any], input
         check_inputs(parameters, inputs)
     assert refused.value.code == "invalid"
     assert (refused.value.field or "").startswith("inputs")
+
+
+def many_times(keyword: dict[str, Any]) -> dict[str, Any]:
+    """A schema that asks the same of one input a thousand times."""
+    return {"properties": {"a": {"allOf": [{"$ref": SHARED}] * 1_000}}, "$defs": {"u": keyword}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "value"),
+    [
+        ({"properties": {"a": {"items": {"enum": [0] * 15_000 + [1]}}}}, [1] * 30_000),
+        (many_times({"uniqueItems": True}), [n if n % 2 else str(n) for n in range(500)]),
+        (many_times({"pattern": "^[ab]*$"}), "ab" * 1_000),
+        (many_times({"items": {}}), [1] * 1_000),
+        (many_times({"items": True}), [1] * 30_000),
+        (many_times({"contains": {}}), [1] * 30_000),
+        (many_times({"not": {"maxItems": 0}}), [1] * 30_000),
+        (many_times({"if": False}), [1] * 30_000),
+        ({"properties": {"a": {"items": {f"x{n}": 1 for n in range(2_000)}}}}, [1] * 30_000),
+        ({"properties": {"a": {"items": {"properties": {f"x{n}": {} for n in range(2_000)}}}}}, [{}] * 15_000),
+        (
+            {"properties": {"a": {"items": {"anyOf": [{"required": [f"x{n}" for n in range(3_000)]}, {}]}}}},
+            [{}] * 9_000,
+        ),
+        ({"properties": {"a": {"items": {"anyOf": [{"maxItems": 0}] * 1_000 + [{}]}}}}, [[1] * 100] * 200),
+        ({"properties": {"a": {"$schema": DRAFT, "items": {"allOf": [{"minimum": 0}] * 200}}}}, [1] * 2_000),
+    ],
+)
+def test_a_keyword_counts_by_what_it_has_to_do(parameters: dict[str, Any], value: Any) -> None:
+    check_schema(parameters)
+    with pytest.raises(Ql3Error) as refused:
+        check_inputs(parameters, {"a": value})
+    assert refused.value.detail == "Checking it takes too many steps."
+
+
+def test_a_wrong_input_is_told_by_its_first_errors() -> None:
+    parameters = {"properties": {"a": {"items": {"required": [f"x{n}" for n in range(3_000)]}}}}
+    with pytest.raises(Ql3Error) as refused:
+        check_inputs(parameters, {"a": [{}] * 20_000})
+    assert (refused.value.field, refused.value.detail) == ("inputs.a.0", "'x0' is a required property.")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"patternProperties": {"(a+)+$": {}}},
+        {"properties": {"a": {"patternProperties": {"^x": {"type": "string"}}, "additionalProperties": False}}},
+        {"unevaluatedProperties": False},
+        {"properties": {"a": {"unevaluatedItems": False}}},
+    ],
+)
+def test_a_schema_saved_with_a_keyword_that_is_not_read_takes_no_inputs(parameters: dict[str, Any]) -> None:
+    for _ in range(2):
+        with pytest.raises(Ql3Error) as refused:
+            check_inputs(parameters, {"a": {}})
+        assert (refused.value.code, refused.value.field) == ("invalid", "spec.parameters")
 
 
 @pytest.mark.parametrize(
@@ -79,6 +137,42 @@ def test_patterns_and_unique_items_are_checked() -> None:
         with pytest.raises(Ql3Error) as refused:
             check_inputs(parameters, wrong)
         assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("value", "unique"),
+    [
+        ([1, True, "1", None, [1], {"a": 1}, 1.5, 0, False], True),
+        ([1, 1.0], False),
+        ([[1], [1.0]], False),
+        ([{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}], False),
+        ([[True], [1]], True),
+        ([*range(5_000)], True),
+    ],
+)
+def test_items_are_compared_as_json_values(value: list[Any], unique: bool) -> None:
+    parameters = {"properties": {"a": {"uniqueItems": True}}}
+    if unique:
+        assert check_inputs(parameters, {"a": value}) == {"a": value}
+        return
+    with pytest.raises(Ql3Error) as refused:
+        check_inputs(parameters, {"a": value})
+    assert (refused.value.field, refused.value.detail) == ("inputs.a", f"{value} has non-unique elements.")
+
+
+def test_references_by_anchor_and_by_name_are_followed() -> None:
+    parameters = {
+        "$schema": DRAFT,
+        "$id": "https://example.org/inputs",
+        "properties": {"a": {"$ref": "#whole"}, "b": {"$ref": "#/$defs/z"}, "c": {"not": False}},
+        "$defs": {"z": {"$anchor": "whole", "type": "integer"}},
+    }
+    check_schema(parameters)
+    assert check_inputs(parameters, {"a": 1, "b": 2, "c": 3}) == {"a": 1, "b": 2, "c": 3}
+    for name in "ab":
+        with pytest.raises(Ql3Error) as refused:
+            check_inputs(parameters, {name: "x"})
+        assert (refused.value.field, refused.value.detail) == (f"inputs.{name}", "'x' is not of type 'integer'.")
 
 
 def test_a_large_ordinary_input_is_within_the_steps() -> None:
