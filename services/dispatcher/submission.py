@@ -25,9 +25,10 @@ from services.dispatcher.run import (
     queue,
     request_digest,
 )
-from services.dispatcher.store import cases, holds, limits, runs
+from services.dispatcher.store import cases, holds, limits, refused, runs
 from services.dispatcher.store.cases import Change
 from services.dispatcher.store.holds import HoldRecord
+from services.dispatcher.store.refused import Refusal
 from services.dispatcher.store.revisions import Revisions
 from services.dispatcher.views import run_view
 from services.kit.database import Transaction
@@ -69,22 +70,25 @@ async def submit(
 ) -> list[Outcome]:
     """Commits a batch of at most 256 orders; outcomes stand in the orders' order.
 
-    An order that was committed before is answered with its run. The same idempotency key for another request is
-    refused, and so is an approved action whose dispatch id was closed. `retry_of` names, for a new run's id, the ended
-    run that it repeats.
+    An order that was committed before is answered with its run, or with its refusal. The same idempotency key for
+    another request is refused, and so is an approved action whose dispatch id was closed. `retry_of` names, for a new
+    run's id, the ended run that it repeats.
     """
     now = await tx.now_ms()
-    known_ids, known_keys = await _known(tx, orders)
     pinned = await revisions.pin(tx, offered, now)
     missing = {order.revision for order in orders} - set(pinned)
     if missing:
         pinned |= await revisions.read(tx, missing)
     work = _Batch(tx, now, pinned, await _closed(tx, orders), retry_of or {})
     await work.prepare(orders)
+    # Behind the locks of the overlap rules: another dispatcher may just have answered a copy of the same order.
+    known_ids, known_keys = await _known(tx, orders)
+    refusals = await refused.find(tx, [(o.project, o.idempotency_key) for o in orders if _is_instant(o)])
     outcomes: list[Outcome] = []
     for order in orders:
         wanted = request_digest(order)
-        known = known_ids.get(order.run_id) or known_keys.get((order.project, order.idempotency_key))
+        key = (order.project, order.idempotency_key)
+        known = known_ids.get(order.run_id) or known_keys.get(key)
         if known is not None:
             same = known.request_digest == wanted and known.project_id == order.project
             outcomes.append(
@@ -93,9 +97,18 @@ async def submit(
                 else Outcome(order.order_id, error="idempotency_conflict")
             )
             continue
+        refusal = refusals.get(key) or work.refused.get(key)
+        if refusal is not None:
+            same = refusal.request_digest == wanted
+            outcomes.append(
+                Outcome(order.order_id, replayed=True, error=refusal.error, detail=refusal.detail)
+                if same
+                else Outcome(order.order_id, error="idempotency_conflict")
+            )
+            continue
         outcome = await work.enter(order, wanted)
         if outcome.run is not None:
-            known_ids[order.run_id] = known_keys[(order.project, order.idempotency_key)] = outcome.run
+            known_ids[order.run_id] = known_keys[key] = outcome.run
         outcomes.append(outcome)
     written = {case.run.id: case.run for case in await work.write()}
     return [
@@ -116,6 +129,10 @@ async def _known(
         for run in await runs.by_keys(tx, project, keys):
             by_key[(project, run.idempotency_key)] = run
     return by_id, by_key
+
+
+def _is_instant(order: RunOrder) -> bool:
+    return order.trigger_id is not None and order.scheduled_for_ms is not None
 
 
 async def _closed(tx: Transaction, orders: Sequence[RunOrder]) -> set[str]:
@@ -146,6 +163,8 @@ class _Batch:
         self._changes: list[Change] = []
         self._inputs: dict[str, str] = {}
         self._holds: list[HoldRecord] = []
+        self.refused: dict[tuple[str, str], Refusal] = {}
+        """Instants that this batch skips."""
         self._open: dict[tuple[str, str], list[overlap.Open]] = {}
 
     async def prepare(self, orders: Sequence[RunOrder]) -> None:
@@ -185,9 +204,12 @@ class _Batch:
                 return Outcome(order.order_id, error="too_large", detail="The inputs are larger than 64 KiB.")
             self._inputs[order.run_id] = inputs.decode()
         case = await self._go_on(case, revision, hold_it=order.hold)
-        if case.run.finished_at_ms is not None and order.trigger_id is not None and order.scheduled_for_ms is not None:
+        if case.run.finished_at_ms is not None and _is_instant(order):
             # An instant that its task skips is one more missed instant of its trigger, not one more cancelled run.
-            return Outcome(order.order_id, error=case.run.error_code, detail=case.run.error_summary)
+            code, summary = case.run.error_code or "conflict", case.run.error_summary or ""
+            refusal = Refusal(order.project, order.idempotency_key, wanted_digest, code, summary)
+            self.refused[order.project, order.idempotency_key] = refusal
+            return Outcome(order.order_id, error=code, detail=summary)
         self._changes.append(Change(None, case))
         return Outcome(order.order_id, case.run)
 
@@ -253,6 +275,7 @@ class _Batch:
         written = await cases.write(self._tx, self._changes, self._inputs)
         ended = {case.run.id for case in written if case.run.status != "waiting_approval"}
         await holds.add(self._tx, [hold for hold in self._holds if hold.run_id not in ended])
+        await refused.keep(self._tx, list(self.refused.values()), self._now)
         return written
 
 

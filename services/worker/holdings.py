@@ -78,6 +78,8 @@ class Holdings:
             send=send_chunk,
         )
         self.reports = Reports(clock=clock, send=send_reports, fence=fence, ended=self._acked, more_coming=self._busy)
+        self.engine_before: str | None = None
+        """The engine of attempts that were journalled before the journal said which one has them."""
         self._database = database
         self._clock = clock
         self._directories = directories
@@ -136,7 +138,7 @@ class Holdings:
                 lease_generation=row.lease_generation,
                 host=row.host,
                 digest=proof.token_digest(token),
-                engine=row.engine,
+                engine=self.engine_before if row.engine is None else row.engine or None,
                 asked=True,
             )
         for row in kept:
@@ -367,11 +369,11 @@ class Holdings:
         if self._to_digest:
             held, told = self._to_digest[0]
             digest = await asyncio.to_thread(log_digest, self._directories.logs, held.attempt_id)
-            self._to_digest.pop(0)
             body = msgspec.json.decode(told.body, type=ReportBody)
             if digest is not None and body.log is not None:
                 body = msgspec.structs.replace(body, log=msgspec.structs.replace(body.log, sha256=digest))
             await self._keep_all([(held, body)])
+            self._to_digest.pop(0)
         batch, self._to_keep = self._to_keep, []
         if batch:
             try:

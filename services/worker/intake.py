@@ -236,7 +236,7 @@ def _row(one: Held, now_ms: int) -> OfferRow:
         lease_generation=one.lease_generation,
         host=one.host,
         accepted_at_ms=now_ms,
-        engine=one.engine,
+        engine=one.engine or "",
     )
 
 

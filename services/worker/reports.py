@@ -131,11 +131,11 @@ class Reports:
             _, order_id = heapq.heappop(self._due)
             if order_id in self._open:
                 self._ready.append(order_id)
+        if self._ready and self._more_coming(len(self._ready)):
+            await asyncio.sleep(GATHER_S)
         fence = self._fence()
         if fence is None:
             return None
-        if self._ready and self._more_coming(len(self._ready)):
-            await asyncio.sleep(GATHER_S)
         batch = self._next_batch()
         if batch:
             try:

@@ -129,6 +129,7 @@ class WorkerService:
         try:
             self.intake.key = load_key(self._directories.root / "worker.key")
             place = self.intake.builder.place = await asyncio.to_thread(describe, self._directories)
+            self.holdings.engine_before = place.engine
             self.session.capabilities, _ = await asyncio.gather(
                 asyncio.to_thread(look, self._config, place), self.holdings.start(self.intake.key)
             )

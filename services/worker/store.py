@@ -25,6 +25,7 @@ class OfferRow(NamedTuple):
     host: str
     accepted_at_ms: int
     engine: str | None
+    """The container engine; empty where none has it, null in rows of a version that did not say."""
 
 
 class ReceiptRow(NamedTuple):
@@ -44,7 +45,7 @@ _ACCEPT: Final = Statement(
       (attempt_id, offer_id, run_id, project, lease_generation, host, accepted_at_ms, engine)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
     ON CONFLICT (attempt_id) DO UPDATE SET offer_id = excluded.offer_id, lease_generation = excluded.lease_generation,
-      host = excluded.host, accepted_at_ms = excluded.accepted_at_ms
+      host = excluded.host, accepted_at_ms = excluded.accepted_at_ms, engine = excluded.engine
     WHERE execution_offers.lease_generation < excluded.lease_generation
     """
 )

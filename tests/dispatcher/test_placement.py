@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from schemas.paging import Page
 from schemas.runs import LimitList, LimitPage, LimitSet
@@ -10,8 +11,10 @@ from schemas.tasks import Concurrency, Overlap, Placement, Terms
 from schemas.workers import Capabilities
 from services.dispatcher import limiting, placing
 from services.dispatcher.placement import Lack, mismatch
+from services.kit.database import Statement
 from tests.dispatcher.house import ADA, Hand, Ledger, order, revision, running
 
+LONG_AGO = Statement("UPDATE refused_instants SET refused_at_ms = 0")
 A, B, C = (f"01890000-0000-7000-8000-0000000000{n}0" for n in "abc")
 
 
@@ -217,9 +220,28 @@ async def test_an_instant_that_is_skipped_makes_no_run(ledger: Ledger, hand: Han
     (asked,) = await ledger.submit(of)
     assert (asked.status, asked.error_code) == ("cancelled", "overlap_skipped")
     await hand.report(attempt_id, kind="ended", exit_code=0)
+    # A late copy of the same order gets the same answer; the instant was told as missed.
     (outcome,) = await ledger.submit_orders([of], [instant])
+    assert (outcome.run, outcome.error, outcome.replayed) == (None, "overlap_skipped", True)
+    other = replace(instant, scheduled_for_ms=6)
+    (outcome,) = await ledger.submit_orders([of], [other])
+    assert (outcome.run, outcome.error) == (None, "idempotency_conflict")
+    (outcome,) = await ledger.submit_orders([of], [replace(other, idempotency_key="another")])
     assert outcome.run is not None
     assert outcome.run.status == "queued"
+
+
+async def test_refusals_of_instants_are_let_go_when_nobody_can_ask_again(ledger: Ledger, hand: Hand) -> None:
+    of = revision(terms=Terms(overlap=Overlap(policy="skip")))
+    await running(ledger, hand, of)
+    for number in range(2):
+        (outcome,) = await ledger.submit_orders(
+            [of], [order(of, trigger_id=A, trigger_type="cron", scheduled_for_ms=number)]
+        )
+        assert outcome.error == "overlap_skipped"
+        if number == 0:
+            await ledger.database.transact(lambda tx: tx.execute(LONG_AGO))
+    assert len(await ledger.rows("SELECT idempotency_key FROM refused_instants")) == 1
 
 
 async def test_queue_bounds_how_many_wait(ledger: Ledger, hand: Hand) -> None:

@@ -110,6 +110,8 @@ INSERT INTO run_lease_keys SELECT lpad(n::text, 36, 'a'), 'p' || n % 5, 'db'
 FROM generate_series(1, {RUNS}) AS n WHERE n % 1000 <> 0;
 INSERT INTO approved_run_action_receipts
 SELECT 'd' || n, 'p1', NULL, NULL, NULL, 'closed', NULL, repeat('d', 64), n FROM generate_series(1, {RUNS}) AS n;
+INSERT INTO refused_instants SELECT 'p' || n % 5, n::text, repeat('b', 64), 'overlap_skipped', '', n
+FROM generate_series(1, {RUNS}) AS n;
 """
 
 
