@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
@@ -25,7 +26,8 @@ from services.scheduler.admissions import Admission, for_fire
 from services.scheduler.decisions import INPUTS_REFUSED, PROJECT_ARCHIVED, TASK_DISABLED, TRIGGER_DISABLED, Missed
 from services.scheduler.executions import Executions
 from services.scheduler.parameters import check_inputs
-from services.scheduler.projects import Projects, asked
+from services.scheduler.projects import Projects
+from services.scheduler.rulings import TRIES, Outdated, Ruling, Rulings
 from services.scheduler.store import admissions as admission_store
 from services.scheduler.store import schedules, tasks
 from services.scheduler.store import triggers as store
@@ -47,6 +49,19 @@ _PAYLOAD_BYTES: Final = 60 * 1024
 log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.scheduler")
 
 
+T = TypeVar("T")
+
+
+@dataclass
+class _Boot:
+    """One start of the system, and how far its triggers have fired."""
+
+    at_ms: int
+    first: bool
+    """Whether this scheduler is the first that knows of it."""
+    after: str = ""
+
+
 class Occasions:
     """Makes the orders of triggers that fire for another reason than an instant on the calendar."""
 
@@ -56,45 +71,49 @@ class Occasions:
         self._database = database
         self._clock = clock
         self._executions = executions
-        self._projects = projects
+        self._rulings = Rulings(database, executions, projects)
         self._submitter = submitter
+        self._booting: _Boot | None = None
 
     # The start of the system
 
     async def boot(self) -> int:
-        """Fire all boot triggers once for this start; answers how many fired."""
-        # Schedulers that start together, and one that died while it did this, mean the same start.
-        together_ms = TOGETHER_MS if self._database.dialect == "postgresql" else 0
-        now_ms = self._clock.now_ms()
-        boot_ms, first = await self._database.transact(lambda tx: schedules.note_start(tx, now_ms, together_ms))
-        after, fired = "", 0
+        """Fire all boot triggers once for this start; answers how many fired.
+
+        After an error the next call goes on where this one ended, for the same start.
+        """
+        boot = self._booting = self._booting or await self._begin_boot()
+        fired = 0
         while True:
-            rows, admissions = await self._boot_page(after, boot_ms, counting=first)
+            rows, admissions = await self._ruled(lambda: self._boot_page(boot))
+            boot.after = rows[-1]["id"] if rows else boot.after
             await self._submitter.post(admissions)
             fired += len(admissions)
             if len(rows) < BATCH_ITEMS:
+                self._booting = None
                 return fired
-            after = rows[-1]["id"]
 
-    async def _boot_page(self, after: str, boot_ms: int, *, counting: bool) -> tuple[list[Row], list[Admission]]:
-        rows = await self._database.read(lambda tx: store.of_kind(tx, "boot", after, BATCH_ITEMS))
-        await self._learn({row["project"] for row in rows})
-        held = await self._held(rows)
+    async def _begin_boot(self) -> _Boot:
+        # Schedulers that start together, and one that died while it did this, mean the same start.
+        together_ms = TOGETHER_MS if self._database.dialect == "postgresql" else 0
+        now_ms = self._clock.now_ms()
+        return _Boot(*await self._database.transact(lambda tx: schedules.note_start(tx, now_ms, together_ms)))
+
+    async def _boot_page(self, boot: _Boot) -> tuple[list[Row], list[Admission]]:
+        rows = await self._database.read(lambda tx: store.of_kind(tx, "boot", boot.after, BATCH_ITEMS))
+        rulings = await self._rulings.about(rows)
 
         async def work(tx: Transaction) -> list[Admission]:
             made: list[Admission] = []
             missed: list[dict[str, Any]] = []
             for row in rows:
                 try:
-                    self._refuse_stopped(row)
                     made.append(
-                        await self._admission(
-                            tx, row, "boot", str(boot_ms), scheduled_for_ms=boot_ms, hold=row["id"] in held
-                        )
+                        await self._admission(tx, row, "boot", str(boot.at_ms), rulings, scheduled_for_ms=boot.at_ms)
                     )
                 except Ql3Error as error:
-                    missed.append(self._missed(row, error, boot_ms))
-            if counting:
+                    missed.append(self._missed(row, error, boot.at_ms))
+            if boot.first:
                 await scheduling.record_missed(tx, missed)
             return await self._store(tx, made)
 
@@ -104,13 +123,13 @@ class Occasions:
 
     async def follow(self, page: FeedPage) -> None:
         """Fire what follows the runs of which a page of facts tells; its position is stored with the orders."""
+        await self._submitter.post(await self._ruled(lambda: self._follow(page)))
+
+    async def _follow(self, page: FeedPage) -> list[Admission]:
         ended = [fact for item in page.items if (fact := _ended(item)) is not None]
         chains = await self._database.read(self._chains)
-        held: set[str] = set()
-        if ended and chains:
-            projects = {fact.project for fact in ended if fact.project in chains}
-            await self._learn(projects)
-            held = await self._held([row for project in projects for row, _ in chains[project]])
+        projects = {fact.project for fact in ended if fact.project in chains}
+        rulings = await self._rulings.about([row for project in sorted(projects) for row, _ in chains[project]])
 
         async def work(tx: Transaction) -> list[Admission]:
             made: list[Admission] = []
@@ -120,10 +139,9 @@ class Occasions:
                     if not _follows(row, spec, fact):
                         continue
                     try:
-                        self._refuse_stopped(row)
                         made.append(
                             await self._admission(
-                                tx, row, "after_task", fact.run_id, parent_run_id=fact.run_id, hold=row["id"] in held
+                                tx, row, "after_task", fact.run_id, rulings, parent_run_id=fact.run_id
                             )
                         )
                     except Ql3Error as error:
@@ -134,7 +152,7 @@ class Occasions:
                 await store.move_position(tx, SOURCE, page.position, self._clock.now_ms())
             return stored
 
-        await self._submitter.post(await self._database.transact(work))
+        return await self._database.transact(work)
 
     async def _chains(self, tx: Transaction) -> dict[str, list[tuple[Row, TriggerSpec]]]:
         chains: dict[str, list[tuple[Row, TriggerSpec]]] = {}
@@ -162,10 +180,18 @@ class Occasions:
         """One delivery to a webhook makes one run. Whatever is wrong with the secret looks like an absent trigger."""
         if len(msgspec.json.encode(ask.payload)) > _PAYLOAD_BYTES:
             raise Ql3Error("too_large", f"A payload has at most {_PAYLOAD_BYTES} bytes.", field="payload")
-        await self._learn([ask.project])
-        active = self._projects.active(ask.project)
+        admission = await self._ruled(lambda: self._called(ask))
+        answer = (await self._submitter.ask([admission])).get(admission.order.order_id)
+        if isinstance(answer, Ql3Error):
+            raise answer
+        if not isinstance(answer, Submitted) or answer.run is None:
+            raise Ql3Error(answer.error or "internal_error" if answer else "unavailable")
+        return RunAnswer(run=answer.run, replayed=answer.replayed)
+
+    async def _called(self, ask: WebhookCall) -> Admission:
         called = await self._database.read(lambda tx: store.find(tx, ask.project, ask.trigger))
-        held = await self._held([called] if called is not None else [])
+        # Policy is asked for an absent trigger too: the time of the answer must not tell the two apart.
+        rulings = await self._rulings.about([called] if called is not None else [], [ask.project])
 
         async def work(tx: Transaction) -> Admission:
             row = await store.find(tx, ask.project, ask.trigger)
@@ -176,25 +202,13 @@ class Occasions:
             spec = msgspec.json.decode(row["spec"], type=TriggerSpec)
             if spec.signed and not ask.signed:
                 raise Ql3Error("unauthenticated", "This webhook takes signed calls only.", field="signature")
-            if not active:
-                raise Ql3Error("project_archived")
-            if not row["enabled"]:
-                raise Ql3Error("conflict", "The trigger is disabled.", field="trigger")
-            made = await self._admission(
-                tx, row, "webhook", ask.delivery, more={"payload": ask.payload}, hold=row["id"] in held
-            )
+            made = await self._admission(tx, row, "webhook", ask.delivery, rulings, more={"payload": ask.payload})
             if await self._store(tx, [made]):
                 return made
             known = await admission_store.by_keys(tx, ask.project, [made.order.idempotency_key])
             return await self._submitter.admitted(tx, known[made.order.idempotency_key])
 
-        admission = await self._database.transact(work)
-        answer = (await self._submitter.ask([admission])).get(admission.order.order_id)
-        if isinstance(answer, Ql3Error):
-            raise answer
-        if not isinstance(answer, Submitted) or answer.run is None:
-            raise Ql3Error(answer.error or "internal_error" if answer else "unavailable")
-        return RunAnswer(run=answer.run, replayed=answer.replayed)
+        return await self._database.transact(work)
 
     # Instants that have passed
 
@@ -280,33 +294,14 @@ class Occasions:
 
     # All of them
 
-    async def _learn(self, projects: Iterable[str]) -> None:
-        await self._projects.learn(asked(project) for project in sorted(projects))
-
-    async def _held(self, rows: Sequence[Row]) -> set[str]:
-        """Of these triggers those whose runs have to wait for an approval, by a rule of their project.
-
-        Their projects were asked about just now.
-        """
-        ruled: dict[str, list[Row]] = {}
-        for row in rows:
-            permit = self._projects.decision(asked(row["project"]))
-            if permit is not None and permit.has_rules:
-                ruled.setdefault(row["project"], []).append(row)
-        held: set[str] = set()
-        for project, found in ruled.items():
-            labels = await self._database.read(
-                lambda tx, project=project, found=found: tasks.labels_of(tx, project, [row["task_id"] for row in found])
-            )
-            for row in found:
-                about = asked(project, labels.get(row["task_id"]))
-                if self._projects.decision(about) is None:
-                    await self._projects.learn([about])
-                decision = self._projects.decision(about)
-                # Who cannot be asked denies.
-                if decision is None or decision.effect == "require_approval":
-                    held.add(row["id"])
-        return held
+    async def _ruled(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Ask policy and act; again when something changed between the two. Raises `unavailable` after some of it."""
+        for _ in range(TRIES):
+            try:
+                return await attempt()
+            except Outdated:
+                continue
+        raise Ql3Error("unavailable", "What this trigger starts, or who may, changes all the time.")
 
     async def _admission(
         self,
@@ -314,6 +309,7 @@ class Occasions:
         row: Row,
         trigger_type: TriggerType,
         occasion: str,
+        rulings: Mapping[str, Ruling] | None = None,
         *,
         more: dict[str, Any] | None = None,
         scheduled_for_ms: int | None = None,
@@ -322,7 +318,18 @@ class Occasions:
         hold: bool = False,
         requested_by: Subject | None = None,
     ) -> Admission:
+        """The order of one occasion; `rulings` are what policy said of triggers that fire by themselves.
+
+        Raises `conflict` for what is disabled, `project_archived` where nothing starts, `Outdated` to ask again.
+        """
         task = (await tasks.current_executions(tx, [row["task_id"]])).get(row["task_id"])
+        if rulings is not None:
+            ruling = self._rulings.still(rulings.get(row["id"]), 0 if task is None else task["revision"])
+            if not row["enabled"]:
+                raise Ql3Error("conflict", "The trigger is disabled.", field="trigger")
+            if not ruling.starts:
+                raise Ql3Error("project_archived")
+            hold = ruling.hold
         if task is None or task["deleted"] or not task["enabled"]:
             raise Ql3Error("conflict", "The task is disabled.", field="task")
         spec = msgspec.json.decode(row["spec"], type=TriggerSpec)
@@ -342,13 +349,6 @@ class Occasions:
             hold=hold,
             requested_by=requested_by,
         )
-
-    def _refuse_stopped(self, row: Row) -> None:
-        """Raises `conflict` for a disabled trigger, `project_archived` for one of a project that starts nothing."""
-        if not row["enabled"]:
-            raise Ql3Error("conflict", field="trigger")
-        if not self._projects.active(row["project"]):
-            raise Ql3Error("project_archived")
 
     def _missed(self, row: Row, error: Ql3Error, at_ms: int) -> dict[str, Any]:
         """What did not become a run, and why, as a row that is counted and listed."""

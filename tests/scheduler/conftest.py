@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -152,7 +153,10 @@ class Room:
         self.archived: set[str] = set()
         self.rules: list[ApprovalRule] = []
         executions = Executions()
-        self.projects = Projects(self._ask)
+        self.late_s = 0.0
+        self.asking: Callable[[str, Mapping[str, str]], Awaitable[None]] | None = None
+        """What happens meanwhile, when policy is asked."""
+        self.projects = Projects(self._ask, lambda: time.monotonic() + self.late_s)
         self.catalogue = Catalogue(database, clock)
         self.timetable = Timetable(database, clock)
         self.submitter = Submitter(database, clock, executions, ledger.submit)
@@ -163,6 +167,12 @@ class Room:
         self.desk = RunDesk(database, clock, executions, self.submitter)
 
     async def _ask(self, project: str, labels: Mapping[str, str]) -> PolicyDecision:
+        said = self._said(project, labels)
+        if self.asking is not None:
+            await self.asking(project, labels)
+        return said
+
+    def _said(self, project: str, labels: Mapping[str, str]) -> PolicyDecision:
         if project in self.archived:
             return ARCHIVED
         for rule in self.rules:

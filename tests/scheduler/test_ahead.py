@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from schemas.approvals import ApprovalRule
+from schemas.errors import Ql3Error
 from schemas.runs import RunOrder
 from schemas.tasks import Task
 from schemas.triggers import TriggerDelete, TriggerSpec, TriggerUpdate, WebhookCall
@@ -15,6 +18,7 @@ from services.kit.database import Statement
 from services.kit.ids import new_id
 from services.scheduler.decisions import decide
 from services.scheduler.loops import WITHDRAW_ABSENT, WITHDRAW_KEPT_MS
+from services.scheduler.projects import asked as question
 from services.scheduler.triggers import plan
 from tests.scheduler.conftest import ALICE, PROJECT, Room, at, cron, spec
 from tests.scheduler.test_occasions import add, digest, ended, tell
@@ -319,6 +323,157 @@ async def test_runs_without_a_calendar_wait_too(room: Room) -> None:
     assert seen == {
         (name, kind): name == "deploy" for name in ("deploy", "plain") for kind in ("boot", "after_task", "webhook")
     }
+
+
+KINDS = ("boot", "after_task", "webhook")
+
+
+class Firing:
+    """A trigger of one kind, of a task with this label, and what makes it fire."""
+
+    def __init__(self, room: Room, kind: str, task: Task, ask: WebhookCall | None) -> None:
+        self.room = room
+        self.kind = kind
+        self.task = task
+        self.ask = ask
+
+    @classmethod
+    async def of(cls, room: Room, kind: str, **labels: str) -> Firing:
+        await room.create("first")
+        task = await room.create("deploy", *([cron("@boot")] if kind == "boot" else []), spec=spec(labels=labels))
+        ask = None
+        if kind == "after_task":
+            await add(room, "deploy", TriggerSpec(kind="after_task", after_task="first"))
+        if kind == "webhook":
+            hook = await add(room, "deploy", TriggerSpec(kind="webhook"), token_digest=digest("s3cret"))
+            ask = WebhookCall(
+                project=PROJECT,
+                trigger=hook.id,
+                token_digest=digest("s3cret"),
+                signed=True,
+                delivery=new_id(),
+                payload={"a": 1},
+            )
+        return cls(room, kind, task, ask)
+
+    async def fire(self) -> None:
+        if self.ask is not None:
+            await self.room.occasions.call(self.ask)
+        elif self.kind == "boot":
+            await self.room.occasions.boot()
+        else:
+            await tell(self.room, ended(self.room, "first", "succeeded"))
+        await self.room.submitter.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_known_of_a_rule_may_be_too_old_at_once(room: Room, kind: str) -> None:
+    room.rules = [rule()]
+    firing = await Firing.of(room, kind, **PROD)
+
+    async def late(_project: str, _labels: Mapping[str, str]) -> None:
+        room.late_s += 3.0
+
+    room.asking = late
+    await firing.fire()
+    assert [order.hold for order in orders(room)] == [True]
+    assert await room.missed() == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_that_is_too_old_at_once_is_not_an_archived_project(room: Room, kind: str) -> None:
+    firing = await Firing.of(room, kind, **PROD)
+
+    async def late(_project: str, _labels: Mapping[str, str]) -> None:
+        room.late_s += 3.0
+
+    room.asking = late
+    await firing.fire()
+    assert [order.hold for order in orders(room)] == [False]
+    assert await room.missed() == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_rule_that_is_made_while_a_trigger_fires_holds_its_run(room: Room, kind: str) -> None:
+    firing = await Firing.of(room, kind, **PROD)
+
+    async def changes(_project: str, _labels: Mapping[str, str]) -> None:
+        room.asking = None
+        room.rules = [rule()]
+        # The fact is heard as soon as the answer, from before it, is there.
+        asyncio.get_running_loop().call_soon(room.projects.forget, PROJECT)
+
+    room.asking = changes
+    await firing.fire()
+    assert [order.hold for order in orders(room)] == [True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_changes_all_the_time_starts_nothing_and_loses_nothing(room: Room, kind: str) -> None:
+    room.rules = [rule()]
+    firing = await Firing.of(room, kind, **PROD)
+
+    async def changes(_project: str, _labels: Mapping[str, str]) -> None:
+        asyncio.get_running_loop().call_soon(room.projects.forget, PROJECT)
+
+    room.asking = changes
+    with pytest.raises(Ql3Error) as refused:
+        await firing.fire()
+    assert refused.value.code == "unavailable"
+    assert orders(room) == []
+    assert await room.missed() == []
+    room.asking = None
+    await firing.fire()
+    assert [order.hold for order in orders(room)] == [True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_label_that_comes_while_a_trigger_fires_holds_its_run(room: Room, kind: str) -> None:
+    room.rules = [rule()]
+    firing = await Firing.of(room, kind, team="web")
+
+    async def relabels(_project: str, labels: Mapping[str, str]) -> None:
+        if labels:
+            room.asking = None
+            await room.update(firing.task, spec(labels={"team": "web", **PROD}))
+
+    room.asking = relabels
+    await firing.fire()
+    assert [order.hold for order in orders(room)] == [True]
+    (order,) = orders(room)
+    assert room.ledger.revisions[order.revision].task_revision == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_project_that_is_archived_between_two_questions_starts_nothing(room: Room, kind: str) -> None:
+    room.rules = [ApprovalRule(name="other", permission="run.start", labels={"team": "none"})]
+    firing = await Firing.of(room, kind, **PROD)
+
+    async def archives(_project: str, _labels: Mapping[str, str]) -> None:
+        room.archived.add(PROJECT)
+
+    room.asking = archives
+    if kind == "webhook":
+        with pytest.raises(Ql3Error) as refused:
+            await firing.fire()
+        assert refused.value.code == "project_archived"
+    else:
+        await firing.fire()
+        assert await room.causes() == [("project_archived", 1)]
+    assert orders(room) == []
+
+
+async def test_what_was_asked_before_a_change_is_not_kept(room: Room) -> None:
+    async def changes(project: str, _labels: Mapping[str, str]) -> None:
+        room.projects.forget(project)
+
+    about = question(PROJECT)
+    room.asking = changes
+    assert (await room.projects.learn([about]))[about].effect == "allow"
+    assert room.projects.decision(about) is None
+    room.asking = None
+    await room.projects.learn([about])
+    assert room.projects.decision(about) is not None
 
 
 def test_a_paused_trigger_does_not_ask_before_its_pause_is_over() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -105,6 +106,28 @@ async def test_many_boot_triggers_go_in_pages(room: Room) -> None:
     assert await room.occasions.boot() == 320
     await room.submitter.stop()
     assert len(room.ledger.runs) == 320
+
+
+async def test_a_start_goes_on_where_policy_could_not_be_asked(room: Room, clock: ManualClock) -> None:
+    for number in range(8):
+        await room.create(f"t{number}", *[cron("@boot")] * 32)
+    await room.create("last", cron("@boot"), project="other")
+
+    async def away(project: str, _labels: Mapping[str, str]) -> None:
+        if project == "other":
+            raise Ql3Error("unavailable")
+
+    room.asking = away
+    with pytest.raises(Ql3Error):
+        await room.occasions.boot()
+    room.asking = None
+    clock.advance(60_000)
+    assert await room.occasions.boot() == 1
+    await room.submitter.stop()
+    assert len(room.ledger.runs) == 257
+    clock.advance(60_000)
+    # The next start is another one.
+    assert await room.occasions.boot() == 257
 
 
 # The end of another task
