@@ -2,21 +2,23 @@
 
 One local directory when worker and retention see the same disk (`artifact_store`), an object store when they do not
 (`object_store`). An artifact is named by its worker and its id; whoever runs a worker can be given rights to its own
-name alone. All methods block and may be called from several threads.
+name alone. All methods but `run` and `close` block and may be called from several threads; `run` has threads for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, TypeVarTuple
 
 from services.kit import artifact_store
 from services.kit.artifact_store import Retired, StoredRange
 from services.kit.config import Config
+from services.kit.store_threads import StoreThreads
 
 T = TypeVar("T")
 R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 
 class Artifacts(Protocol):
@@ -51,11 +53,20 @@ class Artifacts(Protocol):
         """`work` for each item, in order; at once as far as that helps with this store."""
         ...
 
+    async def run(self, function: Callable[[*Ts], R], *args: *Ts) -> R:
+        """Run what calls the methods above on a thread of the store's own: a slow store delays nobody else."""
+        ...
 
-class LocalArtifacts:
+    def close(self) -> None:
+        """End without waiting: what has not begun raises ArtifactsAwayError."""
+        ...
+
+
+class LocalArtifacts(StoreThreads):
     """A directory; see `artifact_store`. The worker's name is no part of a path: ids are unique."""
 
     def __init__(self, root: Path) -> None:
+        super().__init__()
         self._root = root
 
     def prepare(self) -> None:

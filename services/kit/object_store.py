@@ -32,6 +32,7 @@ from obstore.store import from_url
 from schemas.errors import Ql3Error
 from schemas.ids import is_id, is_slug
 from services.kit.artifact_store import ArtifactsAwayError, Retired, StoredRange, UnsafeArtifactError
+from services.kit.store_threads import StoreThreads
 
 SEGMENT_BYTES: Final = 8 * 1024 * 1024
 PARALLEL: Final = 8
@@ -53,7 +54,7 @@ class Segment(NamedTuple):
     size: int
 
 
-class ObjectArtifacts:
+class ObjectArtifacts(StoreThreads):
     """A bucket and a prefix in it, as `s3://bucket/prefix`. Raises `setup_invalid` for what is no such address."""
 
     def __init__(self, url: str, *, segment_bytes: int = SEGMENT_BYTES, parallel: int = PARALLEL) -> None:
@@ -73,6 +74,7 @@ class ObjectArtifacts:
         except (BaseError, ValueError):
             # The library's own words may hold a part of a key.
             raise Ql3Error("setup_invalid", "The address cannot be used.", field="QL3_ARTIFACTS_URL") from None
+        super().__init__()
         self._segment_bytes = segment_bytes
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="artifacts")
 
@@ -119,7 +121,7 @@ class ObjectArtifacts:
             first, last = max(start, at), min(end, at + segment.size)
             if first < last:
                 try:
-                    with _asking():
+                    with self._asking():
                         part = self._store.get_range(segment.key, start=first - at, end=last - at)
                 except FileNotFoundError:
                     return None  # removed meanwhile
@@ -137,7 +139,7 @@ class ObjectArtifacts:
         segments = self._segments(_prefix(worker, artifact_id))
         if not segments:
             return Retired("already_absent", 0)
-        with _asking():
+        with self._asking():
             self._store.delete([segment.key for segment in segments])
         return Retired("deleted", sum(segment.size for segment in segments))
 
@@ -147,18 +149,42 @@ class ObjectArtifacts:
 
     def each(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Several at once: each waits for the network."""
+        self.refuse_closed()
         return list(self._pool.map(work, items))
+
+    def close(self) -> None:
+        """No request is begun any more; those on their way end with their own timeouts."""
+        super().close()
+        self._pool.shutdown(wait=False)
+
+    @contextlib.contextmanager
+    def _asking(self) -> Generator[None]:
+        """What the store does not do makes it away; FileNotFoundError is let through to whoever knows what it means."""
+        self.refuse_closed()
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (BaseError, OSError, ValueError) as error:
+            # The library's words hold addresses, key ids and whole answers; kind and status are enough to go by.
+            status = _STATUS.search(str(error))
+            log.warning(
+                "the artifact store refused or did not answer",
+                cause=type(error).__name__,
+                status=status[1] if status else None,
+            )
+            raise ArtifactsAwayError from None
 
     def _put(self, key: str, data: bytes) -> None:
         try:
-            with _asking():
+            with self._asking():
                 self._store.put(key, data, use_multipart=False)
         except FileNotFoundError:  # the bucket: not to be taken for a source that is not there
             raise ArtifactsAwayError from None
 
     def _segments(self, prefix: str) -> list[Segment]:
         try:
-            with _asking():
+            with self._asking():
                 found = [
                     Segment(item["path"], item["size"])
                     for page in self._store.list(prefix, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType]
@@ -183,21 +209,3 @@ def _read_exactly(descriptor: int, at: int, length: int) -> bytes:
             raise UnsafeArtifactError
         data += more
     return data
-
-
-@contextlib.contextmanager
-def _asking() -> Generator[None]:
-    """What the store does not do makes it away; FileNotFoundError is let through to whoever knows what it means."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except (BaseError, OSError, ValueError) as error:
-        # The library's words hold addresses, key ids and whole answers; kind and status are enough to go by.
-        status = _STATUS.search(str(error))
-        log.warning(
-            "the artifact store refused or did not answer",
-            cause=type(error).__name__,
-            status=status[1] if status else None,
-        )
-        raise ArtifactsAwayError from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -100,7 +99,7 @@ async def look_for_files(database: Database, clock: Clock, store: Artifacts) -> 
     sought = await database.read(lambda tx: artifacts.to_look_for(tx, now_ms, limits.BATCH_ITEMS))
     full = len(sought) == limits.BATCH_ITEMS
     if sought:
-        sizes = await asyncio.to_thread(_sizes, store, sought)
+        sizes = await store.run(_sizes, store, sought)
         looks = {
             item.id: artifact.look(
                 found=sizes[item.id],

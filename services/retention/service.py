@@ -161,7 +161,7 @@ class RetentionService:
         await self._policy.require(message.actor, message.project, "artifact.read")
         found = await self._found(message)
         try:
-            stored = await asyncio.to_thread(
+            stored = await self._store.run(
                 self._store.read, found.worker_id, found.artifact.id, message.offset, message.length
             )
         except UnsafeArtifactError as error:
@@ -282,7 +282,7 @@ class RetentionService:
 
     async def start(self) -> None:
         """Make the artifact directory, answer, and begin the loops."""
-        await asyncio.to_thread(self._store.prepare)
+        await self._store.run(self._store.prepare)
         health = Health()
         health.add(NAME, self.health)
         await self._bus.serve(
@@ -307,6 +307,8 @@ class RetentionService:
 
     async def stop(self) -> None:
         """End the loops after their present step."""
+        await asyncio.gather(self._looks.stop(), self._old_logs.stop())  # each may wait for the store
+        self._store.close()
         for loop in self._loops:
             await loop.stop()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Sequence
 
@@ -39,7 +38,7 @@ class Sweep:
     async def logs(self) -> bool:
         """Retire one page of old logs in each project that has some; whether more may be old."""
         now_ms = self._clock.now_ms()
-        free = await asyncio.to_thread(self._store.free_bytes)
+        free = await self._store.run(self._store.free_bytes)
         pressure = free is not None and free < self._defaults.free_bytes
         if pressure:
             log.warning("little free space is left for artifacts; old logs go earlier")
@@ -67,7 +66,7 @@ class Sweep:
         at, found = await self._database.read(find)
         # Files first, then tombstones: a crash in between finds the file absent and records that, never a deletion
         # that did not happen. A file that cannot be removed is passed over and met again by the next full pass.
-        retired, asked = await asyncio.to_thread(_retire, self._store, found)
+        retired, asked = await self._store.run(_retire, self._store, found)
         full = asked == self._page
         behind = found[max(asked, 1) - 1] if full or asked < len(found) else None
         if not found and at.artifact_id == "":

@@ -22,7 +22,7 @@ from schemas.workers import LogChunk, LogFollow, LogRange, LogRead
 from services.kit.artifact_store import ArtifactsAwayError, UnsafeArtifactError
 from services.kit.artifacts import Artifacts
 from services.kit.clock import monotonic_ms
-from services.kit.loops import Loop
+from services.kit.loops import STOP_S, Loop
 from services.worker.attempt import Held
 
 FOLLOW_MS: Final = 30_000
@@ -126,6 +126,7 @@ class Logs:
         self._grown: dict[str, bool] = {}
         self._unpublished: dict[str, None] = {}
         self._trouble = 0
+        self._closing = False
         self.live = Loop("worker.live", self._push, every_s=FOLLOW_MS / 1000)
         self.publishing = Loop("worker.publish", self._publish_soon, every_s=60.0)
 
@@ -135,17 +136,20 @@ class Logs:
 
     async def start(self) -> None:
         """Make the store's root, and take up what an earlier life of this worker had not published."""
-        await asyncio.to_thread(self._store.prepare)
+        await self._store.run(self._store.prepare)
         await self.live.start()
         await self.publishing.start()
 
     async def stop(self) -> None:
-        """Publish what is finished, then end."""
+        """Publish what is finished, then end; a store that is slow is waited for a while, but not to its end."""
         await self.live.stop()
-        await self.publishing.stop()
+        await self.publishing.stop(STOP_S)
         if not self._trouble:  # the next start takes up what is left
-            with contextlib.suppress(OSError, UnsafeArtifactError):
-                await self._publish()
+            with contextlib.suppress(OSError, UnsafeArtifactError, TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await self._publish()
+        self._closing = True
+        self._store.close()
 
     # -- reading
 
@@ -265,7 +269,7 @@ class Logs:
 
     async def sweep(self, held: set[str]) -> None:
         """Remove copies that the store has and nobody asked to drop for an hour."""
-        await asyncio.to_thread(self._sweep, held, time.time())
+        await self._store.run(self._sweep, held, time.time())
 
     async def drop(self, attempt_ids: Iterable[str]) -> None:
         """The store has these; the copies here go."""
@@ -281,7 +285,11 @@ class Logs:
         batch = list(self._unpublished)[:PUBLISH_BATCH]
         if not batch:
             return False
-        outcomes = await asyncio.to_thread(self._store.each, self._publish_one, batch)
+        try:
+            outcomes = await self._store.run(self._store.each, self._publish_one, batch)
+        except asyncio.CancelledError:
+            self._trouble += 1  # it took too long: not to be begun anew by the stop
+            raise
         failed: Exception | None = None
         for name, error in zip(batch, outcomes, strict=True):
             self._unpublished.pop(name, None)
@@ -295,6 +303,8 @@ class Logs:
         return bool(self._unpublished)
 
     def _publish_one(self, attempt_id: str) -> Exception | None:
+        if self._closing:  # its batch goes on while nobody waits for it any more
+            return ArtifactsAwayError()
         try:
             self._store.publish(self._worker, attempt_id, self._directory / f"{attempt_id}.log")
         except FileNotFoundError:

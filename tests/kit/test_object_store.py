@@ -169,3 +169,13 @@ def test_the_configuration_chooses_the_store(bucket: Bucket, tmp_path: Path) -> 
     assert isinstance(open_artifacts(Config(data=tmp_path)), LocalArtifacts)
     config = load({"QL3_ARTIFACTS_URL": bucket.url, "QL3_DATA": str(tmp_path)})
     assert isinstance(open_artifacts(config), ObjectArtifacts)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_closed_store_asks_for_nothing_more(
+    store: ObjectArtifacts, source: Path, call: Callable[[ObjectArtifacts, Path], Any]
+) -> None:
+    source.write_bytes(b"log")
+    store.close()
+    with pytest.raises(ArtifactsAwayError):
+        call(store, source)
