@@ -162,6 +162,23 @@ _SAID: Final = tuple(
         (r"At most (\d+) tasks follow each other\.", r"最多 \1 个任务依次跟随。"),
         (r"At most (\d+) exclusions; write spans of days instead\.", r"最多 \1 条排除；请改写成日期区间。"),
         (r"A calendar has at most (\d+) (?:characters|bytes)\.", r"日历最多 \1 个字符。"),
+        (
+            r"At most (\d+) items of public holidays; write other days as dates\.",
+            r"公众假日最多 \1 项；其他日子请写成日期。",
+        ),
+        (r"A calendar has at most (\d+) lines\.", r"日历最多 \1 行。"),
+        (
+            r"The rules of the calendar take too long to follow; begin them later, or write days and spans\.",
+            r"日历的重复规则计算太久；请让它们晚些开始，或改写成日期和区间。",
+        ),
+        (
+            r"A time zone of the calendar has rules that are not read here; name a zone as Europe/Berlin\.",
+            r"不支持日历中自带时区的规则；请写时区名称，如 Europe/Berlin。",
+        ),
+        (
+            r"A rule of the calendar repeats within a day; write FREQ=DAILY, WEEKLY, MONTHLY or YEARLY\.",
+            r"日历的规则在一天之内重复；请写 FREQ=DAILY、WEEKLY、MONTHLY 或 YEARLY。",
+        ),
         (r"The calendar has no event\.", r"日历中没有事件。"),
         (
             r"This is not an exclusion: write (.+), two instants or holidays:DE\.",

@@ -32,6 +32,9 @@ COUNTED: Final = 10_000
 _WINDOW_MS: Final = 60_000
 _EXCLUDED_IN_A_ROW: Final = 20_000
 """A calendar of which so many instants in a row are excluded is over."""
+_YEAR_MS: Final = 31_557_600_000
+_HOLIDAY_YEARS: Final = 12
+"""Public holidays are worked out year by year: in so many with nothing but excluded instants, the calendar is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,13 @@ class Plan:
             after_ms = max(after_ms, spec.start_at_ms - 1)
         found = self._next(after_ms)
         if self.exclusions is not None:
+            years: set[int] = set()
             for _ in range(_EXCLUDED_IN_A_ROW):
                 if found is None or (free_ms := self.exclusions.free_from(found, self.zone)) is None:
                     break
+                years.add(found // _YEAR_MS)
+                if self.exclusions.countries and len(years) > _HOLIDAY_YEARS:
+                    return None
                 found = self._next(max(found, free_ms - 1))
             else:
                 return None
@@ -226,11 +233,13 @@ def preview(spec: TriggerSpec, now_ms: int, count: int) -> PreviewAnswer:
     if found is None:
         return PreviewAnswer(spec=checked, english=None, chinese=None, instants=[])
     after_ms = now_ms if spec.pause_until_ms is None else max(now_ms, spec.pause_until_ms - 1)
+    holidays = found.exclusions is not None and bool(found.exclusions.countries)
+    until_ms = after_ms + _HOLIDAY_YEARS * _YEAR_MS if holidays else instants.LAST_S * 1000
     return PreviewAnswer(
         spec=checked,
         english=explain(found.schedule),
         chinese=explain(found.schedule, "zh"),
-        instants=list(islice(found.between(after_ms, instants.LAST_S * 1000), count)),
+        instants=list(islice(found.between(after_ms, until_ms), count)),
     )
 
 

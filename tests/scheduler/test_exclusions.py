@@ -16,8 +16,9 @@ from schemas.tasks import Execution, TaskSpec
 from schemas.triggers import TriggerSpec
 from services.kit.clock import ManualClock
 from services.scheduler.cron.rfc3339 import write_instant
+from services.scheduler.exclusions import _holidays
 from services.scheduler.parameters import check_inputs, check_schema
-from services.scheduler.triggers import check, plan
+from services.scheduler.triggers import check, plan, preview
 from tests.scheduler.conftest import Room, at, cron
 
 NOW = at("2026-01-01 00:00:00")
@@ -126,6 +127,118 @@ def test_a_wrong_exclusion_is_refused_by_field(more: dict[str, Any], field: str)
     with pytest.raises(Ql3Error) as refused:
         check(TriggerSpec(expression="@daily", **more), NOW)
     assert (refused.value.code, refused.value.field) == ("invalid", field)
+
+
+def event(*lines: str) -> str:
+    """A calendar of one event."""
+    return "\n".join(["BEGIN:VCALENDAR", "BEGIN:VEVENT", *lines, "END:VEVENT", "END:VCALENDAR", ""])
+
+
+@pytest.mark.parametrize(
+    ("calendar", "code", "said"),
+    [
+        (event("DTSTART:19700101T000000", "DURATION:PT1S", "RRULE:FREQ=SECONDLY"), "invalid", "FREQ=DAILY"),
+        (event("DTSTART:19700101T000000", "DURATION:PT1S", "RRULE:FREQ=MINUTELY"), "invalid", "FREQ=DAILY"),
+        (event("DTSTART:19700101T000000", "DURATION:PT1S", "RRULE:FREQ=HOURLY"), "invalid", "FREQ=DAILY"),
+        (
+            event(
+                "DTSTART:20260101T000000", "DURATION:PT1S", f"RRULE:FREQ=DAILY;BYMINUTE={','.join(map(str, range(60)))}"
+            ),
+            "invalid",
+            "FREQ=DAILY",
+        ),
+        (event("DTSTART:20260101T000000", "DURATION:PT1S", "RRULE:FREQ=DAILY;INTERVAL=0;BYMONTH=2"), "invalid", "read"),
+        (event("DTSTART;VALUE=DATE:20260101", "RRULE:FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30"), "too_large", "too long"),
+        (event("DTSTART;VALUE=DATE:20260101", "RRULE:FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30"), "too_large", "too long"),
+        (event("DTSTART;VALUE=DATE:00010101", "RRULE:FREQ=DAILY;COUNT=900000"), "too_large", "too long"),
+        (event("DTSTART;VALUE=DATE:20260101", *["X:1"] * 10_000), "too_large", "lines"),
+        (
+            "BEGIN:VCALENDAR\nBEGIN:VTIMEZONE\nTZID:X\nBEGIN:STANDARD\nDTSTART:19700101T000000\nRRULE:FREQ=SECONDLY\n"
+            "TZOFFSETFROM:+0100\nTZOFFSETTO:+0100\nEND:STANDARD\nEND:VTIMEZONE\nEND:VCALENDAR\n",
+            "invalid",
+            "Europe/Berlin",
+        ),
+    ],
+    ids=["second", "minute", "hour", "minutes", "still", "never", "never-daily", "old", "lines", "zone"],
+)
+def test_a_calendar_that_takes_long_to_follow_is_refused(calendar: str, code: str, said: str) -> None:
+    with pytest.raises(Ql3Error) as refused:
+        check(TriggerSpec(expression="@daily", exclude_calendar=calendar), NOW)
+    assert (refused.value.code, refused.value.field) == (code, "exclude_calendar")
+    assert said in (refused.value.detail or "")
+
+
+def test_a_calendar_may_bring_the_rules_of_its_zone() -> None:
+    zone = """BEGIN:VTIMEZONE
+TZID:Office
+BEGIN:STANDARD
+DTSTART:16011028T030000
+RRULE:FREQ=YEARLY;BYDAY=-1SU;BYMONTH=10
+TZOFFSETFROM:+0200
+TZOFFSETTO:+0100
+END:STANDARD
+BEGIN:DAYLIGHT
+DTSTART:16010325T020000
+RRULE:FREQ=YEARLY;BYDAY=-1SU;BYMONTH=3
+TZOFFSETFROM:+0100
+TZOFFSETTO:+0200
+END:DAYLIGHT
+END:VTIMEZONE
+"""
+    one = event("DTSTART;TZID=Office:20260705T100000", "DURATION:PT1H")
+    calendar = one.replace("BEGIN:VEVENT", f"{zone}BEGIN:VEVENT")
+    checked = check(TriggerSpec(expression="@daily", exclude_calendar=calendar), NOW)
+    assert checked.exclude == ["2026-07-05T08:00:00Z/2026-07-05T09:00:00Z"]
+
+
+@pytest.mark.parametrize(
+    ("starts", "rule"),
+    [
+        ("19100103", "FREQ=WEEKLY"),
+        ("19100103", "FREQ=WEEKLY;INTERVAL=2"),
+        ("19100103", "FREQ=WEEKLY;INTERVAL=3"),
+        ("19120229", "FREQ=YEARLY"),
+        ("19500131", "FREQ=MONTHLY;INTERVAL=5"),
+        ("19700101", "FREQ=DAILY;INTERVAL=100;COUNT=210"),
+    ],
+)
+def test_a_rule_that_began_long_ago_keeps_its_phase(starts: str, rule: str) -> None:
+    from dateutil.rrule import rrulestr
+
+    whole = rrulestr(rule, dtstart=datetime.strptime(starts, "%Y%m%d"))  # noqa: DTZ007 - days
+    since = datetime.fromtimestamp(NOW / 1000, UTC).replace(tzinfo=None) - timedelta(days=366)
+    expected = [f"{day:%Y-%m-%d}" for day in islice(whole.xafter(since, inc=True), 2)]
+    checked = check(
+        TriggerSpec(expression="@daily", exclude_calendar=event(f"DTSTART;VALUE=DATE:{starts}", f"RRULE:{rule}")), NOW
+    )
+    assert checked.exclude[:2] == expected
+
+
+def test_public_holidays_are_of_a_few_countries() -> None:
+    named = "AT BE BG CH CZ DE DK EE ES FI FR GB GR HU IE IT"
+    few = [f"holidays:{name}" for name in named.split()]
+    assert len(check(TriggerSpec(expression="@daily", exclude=few), NOW).exclude) == 16
+    with pytest.raises(Ql3Error) as refused:
+        check(TriggerSpec(expression="@daily", exclude=[*few, "holidays:PL"]), NOW)
+    assert (refused.value.code, refused.value.field) == ("too_large", "exclude")
+
+
+def test_holidays_are_worked_out_for_few_years() -> None:
+    _holidays.cache_clear()
+    assert instants("0 0 1 1 *", 1, "holidays:DE", "holidays:AT") == []
+    yearly = preview(TriggerSpec(expression="0 0 2 7 *", exclude=["holidays:DE", "holidays:AT"]), NOW, 50)
+    assert [write_instant(instant)[:10] for instant in yearly.instants] == [
+        f"{year}-07-02" for year in range(2026, 2038)
+    ]
+    assert _holidays.cache_info().misses <= 4 * 13
+
+
+def test_spans_that_overlap_are_one() -> None:
+    assert days("@daily", 2, "2026-01-01/2026-01-20", "2026-01-02/2026-01-03", "2026-01-05") == ["01-21", "01-22"]
+    found = instants(
+        "0 * * * *", 1, "2026-01-01T00:00:00Z/2026-01-01T09:00:00Z", "2026-01-01T01:00:00Z/2026-01-01T02:00:00Z"
+    )
+    assert found == ["2026-01-01T09:00:00Z"]
 
 
 @given(
