@@ -105,6 +105,10 @@ _SAID: Final = tuple(
             "`*` 已表示所有值，在字段中须单独出现。",
         ),
         (
+            r"What this trigger starts, or who may, changes all the time\.",
+            "该触发器启动的任务或其权限一直在变动。",
+        ),
+        (
             r"A range that goes over the end takes no step; write its values as a list\.",
             "跨过末尾的范围不能带步长；请把值写成列表。",
         ),

@@ -232,7 +232,7 @@ def preview(spec: TriggerSpec, now_ms: int, count: int) -> PreviewAnswer:
     found = plan("preview", checked, now_ms // 1000 * 1000)
     if found is None:
         return PreviewAnswer(spec=checked, english=None, chinese=None, instants=[])
-    after_ms = now_ms if spec.pause_until_ms is None else max(now_ms, spec.pause_until_ms - 1)
+    after_ms = max(now_ms, *(ms - 1 for ms in (spec.start_at_ms, spec.pause_until_ms) if ms is not None), 0)
     holidays = found.exclusions is not None and bool(found.exclusions.countries)
     until_ms = after_ms + _HOLIDAY_YEARS * _YEAR_MS if holidays else instants.LAST_S * 1000
     return PreviewAnswer(

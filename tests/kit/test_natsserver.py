@@ -32,7 +32,10 @@ async def test_its_files_are_ours_alone_and_hold_the_passwords(nats_server: Nats
     for name in ("nats-server.conf", "credentials.json"):
         assert stat.S_IMODE((nats_server.folder / name).stat().st_mode) == 0o600
     credentials = msgspec.json.decode((nats_server.folder / "credentials.json").read_bytes())
-    assert set(credentials) == {*SERVICES, OPERATOR, MAINTENANCE, f"worker-{WORKER}"}
+    # Whoever shares this server may have added workers of their own.
+    others = {name for name in credentials if not name.startswith("worker-")}
+    assert others == {*SERVICES, OPERATOR, MAINTENANCE}
+    assert f"worker-{WORKER}" in credentials
     assert len(set(credentials.values())) == len(credentials)
 
 
