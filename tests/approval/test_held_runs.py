@@ -58,10 +58,12 @@ async def test_cancelling_the_run_voids_the_request(house: House) -> None:
 async def test_a_cancelled_runs_request_is_voided_by_the_feed_when_its_fact_is_lost(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def deaf(_: object) -> None:
+    async def deaf(*_: object) -> None:
         return None
 
+    # The service neither hears the fact nor reads the feed, whose cursor it would move past it.
     monkeypatch.setattr(house.approval.held_runs, "ended", deaf)
+    monkeypatch.setattr(house.approval.held_runs, "read_page", deaf)
     await house.task()
     run = await house.run()
     await house.asked(run.id, "pending")
