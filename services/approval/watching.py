@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-import structlog
-
-from schemas.base import decode
 from schemas.errors import Ql3Error
 from schemas.runs import RUN_TERMINAL, Run, RunChanged
 from schemas.system import FeedItem, FeedPage
@@ -19,6 +16,7 @@ from services.approval.approvals import Approvals
 from services.approval.gate import Gate
 from services.approval.store import holds
 from services.approval.store.holds import Held
+from services.kit.outbox import fact_of
 
 SOURCE: Final = "dispatcher"
 HELD: Final = "held"
@@ -29,8 +27,6 @@ UNSEEN: Final = 4_096
 
 Read = Callable[[str | None], Awaitable[FeedPage]]
 Look = Callable[[Held], Awaitable[Run]]
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.approval")
 
 
 class HeldRuns:
@@ -117,14 +113,8 @@ class HeldRuns:
 
 
 def _ended_run(item: FeedItem) -> str | None:
-    if item.schema != "run.changed/1":
-        return None
-    try:
-        fact = decode(bytes(item.payload), RunChanged)
-    except Ql3Error as error:
-        log.warning("a fact could not be read", error=error.code)
-        return None
-    return fact.run_id if ended_unqueued(fact) else None
+    fact = fact_of(item, RunChanged)
+    return fact.run_id if fact is not None and ended_unqueued(fact) else None
 
 
 def ended_unqueued(fact: RunChanged) -> bool:

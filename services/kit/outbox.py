@@ -7,12 +7,13 @@ the facts stay readable as the service's feed, for whoever missed the bell.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
+import structlog
 
 from schemas import limits
-from schemas.base import encode, schema_of
+from schemas.base import Message, decode, encode, schema_of
 from schemas.errors import Ql3Error
 from schemas.system import FeedItem, FeedPage
 from services.kit.bus.envelope import MSG_ID, SCHEMA, TRACEPARENT, current_traceparent
@@ -31,6 +32,10 @@ _BACKOFF_MAX_MS = 2_000
 _PRUNE_ROWS = 500
 _FEED_ITEM_BYTES = 256
 """What an item of a feed page takes besides its payload, reckoned generously."""
+
+M = TypeVar("M", bound=Message)
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.outbox")
 
 Outgoing = tuple[str, bytes, dict[str, str]]
 """Subject, payload, headers."""
@@ -232,6 +237,17 @@ async def read_feed(tx: Transaction, after: str | None, limit: int, subjects: Se
     position = _format(tx, rows[shown - 1]) if rows else (None if lost else after)
     more = shown < len(rows) or len(rows) == limit
     return FeedPage(items=items, position=position, more=more, gap=lost or through > (at, row_id))
+
+
+def fact_of(item: FeedItem, message_type: type[M]) -> M | None:
+    """The fact of an item if it is of this type. One that cannot be read is logged, and stops none behind it."""
+    if item.schema != schema_of(message_type):
+        return None
+    try:
+        return decode(bytes(item.payload), message_type)
+    except Ql3Error as error:
+        log.error("a fact could not be read", schema=item.schema, error=error.code, field=error.field)
+        return None
 
 
 def _within_a_message(rows: Sequence[Row], subjects: tuple[str, ...]) -> tuple[int, list[FeedItem]]:

@@ -9,8 +9,7 @@ import structlog
 
 from schemas import limits
 from schemas.artifacts import ArtifactChanged
-from schemas.base import Message, decode
-from schemas.errors import Ql3Error
+from schemas.base import Message
 from schemas.runs import AttemptEnded, EndedPage
 from schemas.subjects import event, to_worker
 from schemas.system import FeedPage
@@ -21,6 +20,7 @@ from services.kit.artifacts import Artifacts
 from services.kit.clock import Clock
 from services.kit.database import Database, Transaction
 from services.kit.orders import next_ring_ms
+from services.kit.outbox import fact_of
 from services.retention import artifact, policy
 from services.retention.store import artifacts, orders, policies
 
@@ -39,7 +39,7 @@ async def apply_feed(database: Database, clock: Clock, page: FeedPage, after: st
     Position and rows are one transaction, so each fact is counted once, however often a page is read. After a gap the
     dispatcher's ended attempts are read anew (`apply_ended`), also if this process ends in between.
     """
-    facts = [fact for item in page.items if (fact := _read(item.schema, bytes(item.payload))) is not None]
+    facts = [fact for item in page.items if (fact := fact_of(item, AttemptEnded)) is not None]
     now_ms = clock.now_ms()
 
     async def work(tx: Transaction) -> None:
@@ -77,17 +77,6 @@ async def _store(tx: Transaction, facts: Sequence[AttemptEnded], now_ms: int) ->
     # Attempts that are read a second time count twice; that costs purge orders which find nothing, and no more.
     hours = Counter((fact.project, policy.hour_of(fact.finished_at_ms)) for fact in facts)
     await orders.count_ended(tx, ((project, hour, count) for (project, hour), count in sorted(hours.items())))
-
-
-def _read(schema: str, payload: bytes) -> AttemptEnded | None:
-    if schema != "attempt.ended/1":
-        return None
-    try:
-        return decode(payload, AttemptEnded)
-    except Ql3Error as error:
-        # A fact that cannot be read must not stop all others behind it.
-        log.error("a fact could not be read", schema=schema, field=error.field)
-        return None
 
 
 async def look_for_files(database: Database, clock: Clock, store: Artifacts) -> bool | float | None:

@@ -10,7 +10,6 @@ from typing import Any, Final, TypeVar
 import msgspec
 import structlog
 
-from schemas.base import decode
 from schemas.errors import Ql3Error
 from schemas.identity import PolicyDecision, Subject
 from schemas.limits import BATCH_ITEMS
@@ -20,6 +19,7 @@ from schemas.triggers import BackfillAnswer, TriggerBackfill, TriggerSpec, Webho
 from services.kit import audit
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction
+from services.kit.outbox import fact_of
 from services.scheduler import scheduling
 from services.scheduler import triggers as rules
 from services.scheduler.admissions import Admission, for_fire
@@ -422,11 +422,5 @@ def _follows(row: Row, spec: TriggerSpec, fact: RunChanged) -> bool:
 
 
 def _ended(item: FeedItem) -> RunChanged | None:
-    if item.schema != "run.changed/1":
-        return None
-    try:
-        fact = decode(bytes(item.payload), RunChanged)
-    except Ql3Error as error:
-        log.warning("a fact could not be read", error=error.code)
-        return None
-    return fact if fact.status in RUN_TERMINAL else None
+    fact = fact_of(item, RunChanged)
+    return fact if fact is not None and fact.status in RUN_TERMINAL else None
