@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import pytest_asyncio
@@ -236,16 +236,20 @@ class Works(World):
         """An approved request of a held run."""
         order = hold(now_ms=self.clock.now_ms(), **more)
         await self.approvals.hold([order])
+        await self.decided(order.request_id, "approved")
+        return order.request_id
+
+    async def decided(self, request_id: str, decision: Literal["approved", "rejected"]) -> None:
+        """The console's decision."""
         await self.approvals.decide(
             ApprovalDecide(
                 actor=console(self.clock.now_ms()),
                 project="default",
-                approval=order.request_id,
+                approval=request_id,
                 decision_id=new_id(),
-                decision="approved",
+                decision=decision,
             )
         )
-        return order.request_id
 
     async def dispatched(self, **more: Any) -> Dispatch:
         """An approved and consumed request's dispatch."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from schemas.approvals import ActionRecover, ApprovalCreate, ApprovalDecide
+from schemas.approvals import ActionRecover, ApprovalCreate
 from services.approval import executions, purging
 from services.approval.asking import Asking
 from services.approval.purging import DAY_MS, KEPT_MS, Purging
@@ -44,15 +44,7 @@ async def counts(database: Database) -> dict[str, int]:
 async def rejected(works: Works) -> str:
     order = hold(now_ms=works.clock.now_ms())
     await works.approvals.hold([order])
-    await works.approvals.decide(
-        ApprovalDecide(
-            actor=console(works.clock.now_ms()),
-            project="default",
-            approval=order.request_id,
-            decision_id=new_id(),
-            decision="rejected",
-        )
-    )
+    await works.decided(order.request_id, "rejected")
     return order.request_id
 
 
@@ -68,15 +60,7 @@ async def by_an_agent(works: Works) -> str:
         actor=bot, project="default", id=new_id(), action_type="run.release", plan={"x": 1}, ttl_ms=HOUR
     )
     await asking.create(wanted)
-    await works.approvals.decide(
-        ApprovalDecide(
-            actor=console(works.clock.now_ms()),
-            project="default",
-            approval=wanted.id,
-            decision_id=new_id(),
-            decision="approved",
-        )
-    )
+    await works.decided(wanted.id, "approved")
     assert await works.hand_over.one(wanted.id)
     return wanted.id
 
