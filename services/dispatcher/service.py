@@ -72,6 +72,7 @@ from services.kit.dispatches import closing_route
 from services.kit.health import Health
 from services.kit.loops import Loop
 from services.kit.policy import PolicyClient
+from services.kit.rush import rush
 from services.kit.standing import standing_routes
 from services.kit.upkeep import upkeep
 from services.kit.version import VERSION
@@ -108,7 +109,7 @@ class DispatcherService:
         self._delivering = Loop("dispatcher.cancel", self._deliver, every_s=RUNG_S)
         self._ringing = Loop("dispatcher.holds", self._ring, every_s=RUNG_S)
         self._loops = (self._placing, self._timing, self._delivering, self._ringing)
-        self._upkeep = upkeep(database, bus)
+        self._upkeep = upkeep(database, bus, aside=rush.over)
         self._asked = True
         self._lane = ""
         self._sweep = cancelling.Position()
@@ -250,6 +251,7 @@ class DispatcherService:
     def _placed(self, placed: Placed) -> bool:
         self._lane = placed.last_lane
         self._send_offers(placed.offers)
+        rush.starts(placed.placed)
         self._asked |= placed.more
         return placed.more
 

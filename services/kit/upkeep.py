@@ -7,15 +7,19 @@ from services.kit.database import Database
 from services.kit.loops import Loop
 
 
-def upkeep(database: Database, publisher: outbox.Publisher) -> list[Loop]:
+def upkeep(database: Database, publisher: outbox.Publisher, *, aside: outbox.Aside | None = None) -> list[Loop]:
     """The outbox's relay and pruner and the audit's sealer, not started yet. Start them with the service, stop them
-    after its own loops, so that what those committed last still goes out."""
+    after its own loops, so that what those committed last still goes out.
+
+    `aside` is what the relay waits for before it publishes; only for an outbox of facts, which nobody rings again.
+    """
 
     async def count_backlog() -> None:
         metrics.OUTBOX.labels(database.service).set(await database.read(outbox.backlog))
 
     metrics.look_at(f"outbox of {database.service}", count_backlog)
-    relay, pruner, sealer = outbox.Relay(database, publisher), outbox.Pruner(database), audit.Sealer(database)
+    relay = outbox.Relay(database, publisher, aside=aside)
+    pruner, sealer = outbox.Pruner(database), audit.Sealer(database)
     return [
         Loop("outbox-relay", relay.step, every_s=outbox.FALLBACK_S, bell=relay.bell),
         Loop("outbox-pruner", pruner.step, every_s=outbox.PRUNE_EVERY_S),

@@ -27,6 +27,7 @@ from schemas.workers import (
 from services.kit.clock import Clock
 from services.kit.database import Database
 from services.kit.loops import Loop
+from services.kit.rush import rush
 from services.worker import store
 from services.worker.attempt import Held, hold
 from services.worker.command import Builder, Extras, Prepared
@@ -163,6 +164,7 @@ class Intake:
                 items.append(item)
         if items:
             self._holdings.spawn(items)
+            rush.starts(len(items))
 
     async def _item(self, one: Held, grant: StartGrant, asked_ns: int) -> dict[str, Any] | None:
         """What the host is asked to start; None when it is started later or not at all."""

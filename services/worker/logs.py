@@ -23,6 +23,7 @@ from services.kit.artifact_store import ArtifactsAwayError, UnsafeArtifactError
 from services.kit.artifacts import Artifacts
 from services.kit.clock import monotonic_ms
 from services.kit.loops import STOP_S, Loop
+from services.kit.rush import rush
 from services.worker.attempt import Held
 
 FOLLOW_MS: Final = 30_000
@@ -115,6 +116,7 @@ class Logs:
         held: Callable[[str], Held | None],
         follow: Callable[[list[str]], object],
         send: SendChunk,
+        aside: Callable[[], Awaitable[None]] = rush.over,
     ) -> None:
         self._directory = directory
         self._worker = worker
@@ -122,9 +124,11 @@ class Logs:
         self._held = held
         self._tell_host = follow
         self._send = send
+        self._aside = aside
         self._followed: dict[str, _Follow] = {}
         self._grown: dict[str, bool] = {}
         self._unpublished: dict[str, None] = {}
+        self._more = False
         self._trouble = 0
         self._closing = False
         self.live = Loop("worker.live", self._push, every_s=FOLLOW_MS / 1000)
@@ -276,10 +280,13 @@ class Logs:
         await asyncio.to_thread(_unlink, self._directory, list(attempt_ids))
 
     async def _publish_soon(self) -> bool:
-        # Nobody waits for it: what is not in the store yet is read here.
-        if self._unpublished:
+        # Nobody waits for it: what is not in the store yet is read here. Once begun, all that waits is published.
+        if self._unpublished and not self._more:
             await asyncio.sleep(PUBLISH_PAUSE_S)
-        return await self._publish()
+            await self._aside()
+        self._more = False  # unless this goes well
+        self._more = await self._publish()
+        return self._more
 
     async def _publish(self) -> bool:
         batch = list(self._unpublished)[:PUBLISH_BATCH]

@@ -63,3 +63,52 @@ async def test_the_end_does_not_wait_for_every_log_of_a_batch(tmp_path: Path, mo
     assert store.size(WORKER, attempts[0]) == 6
     assert store.size(WORKER, attempts[1]) is None
     assert all((directory / f"{attempt}.log").exists() for attempt in attempts)
+
+
+class CountingArtifacts(LocalArtifacts):
+    """A store that tells when it has so many logs."""
+
+    def __init__(self, root: Path, wanted: int) -> None:
+        super().__init__(root)
+        self.full = threading.Event()
+        self.stored = 0
+        self._wanted = wanted
+
+    def publish(self, worker: str, artifact_id: str, source: Path) -> None:
+        """Stored, and counted."""
+        super().publish(worker, artifact_id, source)
+        self.stored += 1
+        if self.stored == self._wanted:
+            self.full.set()
+
+
+async def test_a_rush_of_starts_goes_before_finished_logs_and_then_all_of_them_are_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.worker.logs.PUBLISH_BATCH", 2)
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    store = CountingArtifacts(tmp_path / "artifacts", 5)
+    rush_over, asked = asyncio.Event(), asyncio.Event()
+    stored_when_asked: list[int] = []
+
+    async def aside() -> None:
+        stored_when_asked.append(store.stored)
+        asked.set()
+        await rush_over.wait()
+
+    logs = Logs(
+        directory=directory, worker=WORKER, store=store, held=lambda _: None, follow=lambda _: None, send=send,
+        aside=aside,
+    )  # fmt: skip
+    for attempt in [new_id() for _ in range(5)]:
+        (directory / f"{attempt}.log").write_bytes(b"hello\n")
+        logs.finished(attempt)
+    async with asyncio.timeout(WAIT_S):
+        await logs.start()
+        await asked.wait()
+        assert store.stored == 0
+        rush_over.set()
+        await asyncio.to_thread(store.full.wait)
+        await logs.stop()
+    assert stored_when_asked == [0]
