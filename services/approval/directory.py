@@ -177,7 +177,7 @@ class Directory:
         target = f"{subject.type}/{subject.id}"
 
         async def work(tx: Transaction) -> BindingAnswer:
-            decision, held = await self._admit_binder(tx, actor, subject)
+            decision, held = await self._admit_binder(tx, actor, subject, wanted.provider)
             bound = await identities.bound(tx, wanted.provider, wanted.provider_subject)
             if bound is None or bound.subject != subject:
                 raise Ql3Error("not_found", "This subject has no such name.", field="provider_subject")
@@ -208,9 +208,10 @@ class Directory:
         return await self._gate.change(Act(actor, "identity.revoke_binding", None, target), work)
 
     async def _admit_binder(
-        self, tx: Transaction, actor: Actor, subject: Subject
+        self, tx: Transaction, actor: Actor, subject: Subject, provider: str
     ) -> tuple[PolicyDecision, Mapping[str, Role]]:
-        if subject_of(actor) == subject and actor.type == "user":
+        # A program may end its own credentials, as when one was seen by others.
+        if subject_of(actor) == subject and (actor.type == "user" or provider == "api_credential"):
             seen = await self._gate.decide(tx, actor, DEFAULT_PROJECT, "project.read")
             if seen.effect == "allow" or seen.reasons in (["subject_unbound"], ["permission_missing"]):
                 _, held = await _hold(tx, subject)

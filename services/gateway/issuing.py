@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from schemas import endpoints
 from schemas.errors import Ql3Error
-from schemas.identity import LOCAL_CONSOLE, Actor, Assurance, IdentityRegister, Subject
+from schemas.identity import LOCAL_CONSOLE, Actor, Assurance, BindingRevoke, IdentityRegister, Subject
 from services.gateway import credentials
 from services.gateway.accounts import Accounts
 from services.gateway.authenticate import Authenticator
@@ -99,8 +99,21 @@ class Issuer:
         self._authenticator.drop(current.id)
         return issued
 
-    async def revoke(self, actor: Actor, credential_id: str) -> None:
-        """Ends every version of a credential: here at once, at other replicas within 2 s."""
+    async def revoke(self, actor: Actor, current: Version) -> None:
+        """Ends every version of a credential: here at once, at other replicas within 2 s.
+
+        Its name ends first, where it counts as one under which its subject signs in; so nobody is left with a name that
+        opens nothing. Whoever repeats a revocation that broke off in between ends the rest. Raises `last_owner`,
+        `forbidden` or `unavailable`; then nothing has ended.
+        """
+        credential_id = current.id
+        subject = Subject(type=current.subject_type, id=current.subject_id)
+        name = BindingRevoke(actor=actor, subject=subject, provider="api_credential", provider_subject=credential_id)
+        try:
+            await self._bus.request(endpoints.IDENTITIES_REVOKE_BINDING, name)
+        except Ql3Error as error:
+            if error.code != "not_found":  # it never was a name: its registration was lost with an older life
+                raise
 
         async def end(tx: Transaction) -> None:
             await store.revoke(tx, credential_id, self._clock.now_ms())

@@ -14,6 +14,9 @@ import pytest
 from schemas import endpoints
 from schemas.errors import Ql3Error
 from schemas.identity import (
+    AuthenticationBinding,
+    BindingAnswer,
+    BindingRevoke,
     BootstrapClaim,
     BootstrapIssue,
     BootstrapRead,
@@ -63,6 +66,20 @@ class Authority:
             return IdentityAnswer(identity=None)
         return IdentityAnswer(identity=self._identity(subject))
 
+    async def revoke_binding(self, message: BindingRevoke, _: Caller) -> BindingAnswer:
+        if self.away:
+            raise Ql3Error("unavailable")
+        if self.bound.pop((message.provider, message.provider_subject), None) is None:
+            raise Ql3Error("not_found")
+        binding = AuthenticationBinding(
+            provider=message.provider,
+            provider_subject=message.provider_subject,
+            version=2,
+            state="revoked",
+            created_at_ms=1,
+        )
+        return BindingAnswer(binding=binding)
+
     async def check(self, message: PolicyCheck, _: Caller) -> PolicyDecision:
         if self.away:
             self.asked_while_away.set()
@@ -110,6 +127,7 @@ class Authority:
         return [
             Route(endpoints.IDENTITIES_REGISTER, self.register),
             Route(endpoints.IDENTITIES_RESOLVE, self.resolve),
+            Route(endpoints.IDENTITIES_REVOKE_BINDING, self.revoke_binding),
             Route(endpoints.POLICY_CHECK, self.check),
             Route(endpoints.BOOTSTRAP_ISSUE, self.issue),
             Route(endpoints.BOOTSTRAP_READ, self.read),

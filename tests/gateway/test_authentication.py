@@ -126,6 +126,21 @@ async def test_a_credential_lives_until_it_expires_or_is_revoked(house: House) -
     assert all(item["token"] is None for item in listed)
 
 
+async def test_a_credential_is_not_half_revoked_while_nobody_can_say_whose_name_it_is(house: House) -> None:
+    owner = await house.owner()
+    made = (await owner.post("/api/v3/credentials", json={"name": "ci"})).json()
+    program = house.client(made["token"])
+    house.authority.away = True
+    refused = await owner.post(f"/api/v3/credentials/{made['id']}/revoke")
+    assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+    house.authority.away = False
+    assert (await program.get("/api/v3/session")).status_code == 200
+    # A name that is gone already, as after a revocation that broke off behind it, stops nothing.
+    house.authority.bound.pop(("api_credential", made["id"]))
+    ended = await owner.post(f"/api/v3/credentials/{made['id']}/revoke")
+    assert ended.json()["state"] == "revoked"
+
+
 async def test_a_rotation_keeps_the_old_secret_for_the_overlap(house: House) -> None:
     owner = await house.owner()
     made = (await owner.post("/api/v3/credentials", json={"name": "ci"})).json()

@@ -342,3 +342,48 @@ async def test_one_name_of_a_person_is_revoked_and_the_others_stay(town: Town) -
         if item["action"] == "identity.revoke_binding"
     ]
     assert act["detail"].items() >= {"provider": "api_credential", "name": made["id"]}.items()
+
+
+async def test_a_revoked_credential_is_no_name_of_its_subject_any_more(town: Town) -> None:
+    owner = await town.owner()
+    made = (await owner.post("/api/v3/credentials", json={"name": "script"})).json()
+    for _ in range(2):  # whoever repeats it gets the same answer
+        ended = await owner.post(f"/api/v3/credentials/{made['id']}/revoke")
+        assert (ended.status_code, ended.json()["state"]) == (200, "revoked")
+    shown = (await owner.get(f"/api/v3/identities/user/{USER}")).json()["bindings"]
+    assert {item["provider"]: item["state"] for item in shown} == {"api_credential": "revoked", "password": "active"}
+    # So the password is the last name of the last owner.
+    name = {"provider": "password", "provider_subject": USER}
+    refused = await owner.post(f"/api/v3/identities/user/{USER}/bindings/revoke", json=name)
+    assert refused.json()["code"] == "last_owner"
+
+
+async def test_the_last_name_of_a_last_owner_is_not_revoked_as_a_credential_either(town: Town) -> None:
+    owner = await town.owner()
+    made = (await owner.post("/api/v3/credentials", json={"name": "script"})).json()
+    program = town.client(made["token"])
+    name = {"provider": "password", "provider_subject": USER}
+    assert (await owner.post(f"/api/v3/identities/user/{USER}/bindings/revoke", json=name)).status_code == 200
+    refused = await program.post(f"/api/v3/credentials/{made['id']}/revoke")
+    assert refused.json()["code"] == "last_owner"
+    assert (await program.get(f"{PROJECT}/tasks")).status_code == 200
+    console = await town.console()
+    assert (await console.post(f"/api/v3/credentials/{made['id']}/revoke")).status_code == 200
+    assert (await program.get(f"{PROJECT}/tasks")).status_code == 401
+
+
+async def test_a_program_ends_its_own_credential_and_no_other_name(town: Town) -> None:
+    owner = await town.owner()
+    subject = {"type": "api_app", "id": "ci"}
+    first, second = [
+        (await owner.post("/api/v3/credentials", json={"name": "ci", "subject": subject})).json() for _ in range(2)
+    ]
+    program = town.client(first["token"])
+    assert (await program.post(f"/api/v3/credentials/{first['id']}/revoke")).status_code == 200
+    assert (await program.get("/api/v3/session")).status_code == 401
+    assert (await town.client(second["token"]).get("/api/v3/session")).status_code == 200
+    shown = (await owner.get("/api/v3/identities/api_app/ci")).json()["bindings"]
+    assert {item["provider_subject"]: item["state"] for item in shown} == {
+        first["id"]: "revoked",
+        second["id"]: "active",
+    }

@@ -95,7 +95,7 @@ async def revoke_credential(call: Call[Nothing]) -> Credential:
     """End a credential."""
     current = await call.desk.issuer.find(call.id("credential"))
     await _require(call, current, "policy.manage")
-    await call.desk.issuer.revoke(call.actor, current.id)
+    await call.desk.issuer.revoke(call.actor, current)
     return _shown(await call.desk.issuer.find(current.id), call.desk.clock.now_ms())
 
 
