@@ -212,8 +212,13 @@ class Occasions:
 
     # Instants that have passed
 
-    async def backfill(self, ask: TriggerBackfill, decision: PolicyDecision) -> BackfillAnswer:
-        """Run the instants of a window that has passed, spread over time, or say which they would be."""
+    async def backfill(
+        self, ask: TriggerBackfill, decision: PolicyDecision, judged: int | None = None
+    ) -> BackfillAnswer:
+        """Run the instants of a window that has passed, spread over time, or say which they would be.
+
+        `judged` is the task's revision that the decision is about. Raises `Outdated` when it is another one by now.
+        """
         now_ms = self._clock.now_ms()
         hold = decision.effect == "require_approval"
         if ask.until_ms < ask.from_ms:
@@ -248,7 +253,9 @@ class Occasions:
             if ask.dry_run or not wanted:
                 return answer, []
             made = [
-                await self._backfill_one(tx, row, ask, instant, now_ms + number * ask.every_ms, known, hold=hold)
+                await self._backfill_one(
+                    tx, row, ask, instant, now_ms + number * ask.every_ms, known, hold=hold, judged=judged
+                )
                 for number, instant in enumerate(wanted)
             ]
             stored: list[Admission] = []
@@ -275,6 +282,7 @@ class Occasions:
         known: set[int],
         *,
         hold: bool,
+        judged: int | None,
     ) -> Admission:
         occasion = f"{instant}:{ask.mutation_id}" if instant in known else str(instant)
         later = starts_ms if starts_ms > self._clock.now_ms() else None
@@ -286,6 +294,7 @@ class Occasions:
             scheduled_for_ms=instant,
             not_before_ms=later,
             hold=hold,
+            judged=judged,
             requested_by=Subject(type=ask.actor.type, id=ask.actor.id),
         )
         if instant not in known:
@@ -316,9 +325,11 @@ class Occasions:
         not_before_ms: int | None = None,
         parent_run_id: str | None = None,
         hold: bool = False,
+        judged: int | None = None,
         requested_by: Subject | None = None,
     ) -> Admission:
-        """The order of one occasion; `rulings` are what policy said of triggers that fire by themselves.
+        """The order of one occasion; `rulings` are what policy said of triggers that fire by themselves, `hold` what it
+        said of the task's revision `judged`.
 
         Raises `conflict` for what is disabled, `project_archived` where nothing starts, `Outdated` to ask again.
         """
@@ -332,6 +343,8 @@ class Occasions:
             hold = ruling.hold
         if task is None or task["deleted"] or not task["enabled"]:
             raise Ql3Error("conflict", "The task is disabled.", field="task")
+        if judged not in (None, task["revision"]):
+            raise Outdated
         spec = msgspec.json.decode(row["spec"], type=TriggerSpec)
         parameters = await self._executions.parameters(tx, row["project"], row["task_id"], task["revision"])
         inputs = {**(spec.inputs or {}), **more} if more else spec.inputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from schemas.errors import Ql3Error
 from schemas.identity import Actor, PolicyDecision
@@ -19,6 +19,20 @@ Check = Callable[[Actor, str, Mapping[str, str]], Awaitable[PolicyDecision]]
 """May this actor start runs in this project, of a task with these labels?"""
 
 
+class Labelled(NamedTuple):
+    """A task's labels, and the revision that has them; 0 of a task that is not there."""
+
+    revision: int
+    labels: Mapping[str, str]
+
+
+class Permit(NamedTuple):
+    """What policy said of a task's runs, and of which revision; the run is to be of that one."""
+
+    decision: PolicyDecision
+    revision: int
+
+
 class Permits:
     """Asks policy about running tasks; labels are kept as long as a decision is valid."""
 
@@ -26,15 +40,23 @@ class Permits:
         self._database = database
         self._check = check
         self._monotonic = monotonic
-        self._labels: OrderedDict[tuple[str, str], tuple[Mapping[str, str], float]] = OrderedDict()
+        self._labels: OrderedDict[tuple[str, str], tuple[Labelled, float]] = OrderedDict()
 
-    async def may_run(self, actor: Actor, project: str, tasks: Sequence[str]) -> dict[str, PolicyDecision]:
+    async def may_run(self, actor: Actor, project: str, tasks: Sequence[str]) -> dict[str, Permit]:
         """By task (name or id, as asked): `allow`, or `require_approval` for a run that has to wait for one.
 
         Raises `forbidden`, or `approval_required` for who may not even make a run that waits.
         """
-        labels = await self.labels(project, tasks)
-        return {task: await self._decided(actor, project, labels[task]) for task in labels}
+        known = await self.labels(project, tasks)
+        return {
+            task: Permit(await self._decided(actor, project, found.labels), found.revision)
+            for task, found in known.items()
+        }
+
+    def forget(self, project: str, tasks: Sequence[str]) -> None:
+        """These tasks have changed: their labels are read anew."""
+        for task in tasks:
+            self._labels.pop((project, task), None)
 
     async def _decided(self, actor: Actor, project: str, labels: Mapping[str, str]) -> PolicyDecision:
         decision = await self._check(actor, project, labels)
@@ -45,10 +67,10 @@ class Permits:
         code = "approval_required" if decision.effect == "require_approval" else "forbidden"
         raise Ql3Error(code, data={"permission": "run.start", "project": project, "reasons": decision.reasons[:8]})
 
-    async def labels(self, project: str, tasks: Sequence[str]) -> dict[str, Mapping[str, str]]:
+    async def labels(self, project: str, tasks: Sequence[str]) -> dict[str, Labelled]:
         """The labels of each of these tasks, none for one that is not there."""
         now = self._monotonic()
-        found: dict[str, Mapping[str, str]] = {}
+        found: dict[str, Labelled] = {}
         missing: list[str] = []
         for task in dict.fromkeys(tasks):
             kept = self._labels.get((project, task))
@@ -60,7 +82,7 @@ class Permits:
             read = await self._database.read(lambda tx: store.labels_of(tx, project, missing))
             for task in missing:
                 # A task that is not there has no labels; that it is not there is said to whoever may run tasks.
-                found[task] = read.get(task, {})
+                found[task] = Labelled(*read.get(task, (0, {})))
                 self._labels[project, task] = (found[task], now + DECISION_VALID_MS / 1000)
                 self._labels.move_to_end((project, task))
             while len(self._labels) > KEPT:

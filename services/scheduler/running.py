@@ -20,11 +20,14 @@ from services.kit.database import Database, Row, Transaction
 from services.scheduler.admissions import KEY_PREFIX, Admission, for_person, request_digest
 from services.scheduler.executions import Executions
 from services.scheduler.parameters import INPUT_BYTES, check_inputs
+from services.scheduler.rulings import Outdated
 from services.scheduler.store import admissions as store
 from services.scheduler.store import tasks as task_store
 from services.scheduler.store import triggers as trigger_store
 from services.scheduler.submitting import ANSWER_MS, Submitter, admission_of
 from services.scheduler.triggers import stored_spec
+
+Refusal = Ql3Error | Outdated
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class RunAsk:
     idempotency_key: str | None = None
     expected_revision: int | None = None
     trigger: str | None = None
+    judged: int | None = None
+    """The task's revision that the decision is about; None where it is about any."""
 
 
 def check(inputs: dict[str, Any] | None, idempotency_key: str | None) -> None:
@@ -68,17 +73,18 @@ class RunDesk:
             await asyncio.gather(self._worker, return_exceptions=True)
 
     async def run(self, ask: RunAsk) -> RunResult:
-        """One run; raises its `Ql3Error`. After `unavailable` the order stays open and is rung until it is answered."""
+        """One run; raises its `Ql3Error`, or `Outdated`. After `unavailable` the order stays open and is rung until it
+        is answered."""
         future: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
         self._waiting.append((ask, future))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work(), name="run desk")
         return await future
 
-    async def run_many(self, asks: Sequence[RunAsk]) -> list[RunResult]:
+    async def run_many(self, asks: Sequence[RunAsk]) -> list[RunResult | Outdated]:
         """Many runs together; each is answered for itself."""
         outcomes = await self._together(list(asks))
-        return [outcome if isinstance(outcome, RunResult) else _result_of(outcome) for outcome in outcomes]
+        return [_result_of(outcome) if isinstance(outcome, Ql3Error) else outcome for outcome in outcomes]
 
     async def _work(self) -> None:
         while self._waiting:
@@ -96,26 +102,28 @@ class RunDesk:
                 else:
                     future.set_result(outcome)
 
-    async def _together(self, asks: list[RunAsk]) -> list[RunResult | Ql3Error]:
+    async def _together(self, asks: list[RunAsk]) -> list[RunResult | Refusal]:
         admitted = await self._database.transact(lambda tx: self._admit(tx, asks))
         wanted = {item.order.order_id: item for item in admitted if isinstance(item, Admission)}
         answers = await self._submitter.ask(list(wanted.values()))
-        return [item if isinstance(item, Ql3Error) else _outcome(answers.get(item.order.order_id)) for item in admitted]
+        return [
+            _outcome(answers.get(item.order.order_id)) if isinstance(item, Admission) else item for item in admitted
+        ]
 
-    async def _admit(self, tx: Transaction, asks: list[RunAsk]) -> list[Admission | Ql3Error]:
+    async def _admit(self, tx: Transaction, asks: list[RunAsk]) -> list[Admission | Refusal]:
         now_ms = self._clock.now_ms()
         tasks = await self._find(tx, asks)
-        outcomes: list[Admission | Ql3Error] = []
+        outcomes: list[Admission | Refusal] = []
         fresh: dict[tuple[str, str], Admission] = {}
         for ask in asks:
             try:
                 outcomes.append(await self._admission(tx, ask, tasks.get((ask.project, ask.task)), now_ms))
-            except Ql3Error as refused:
+            except (Ql3Error, Outdated) as refused:
                 outcomes.append(refused)
         made = [item for item in outcomes if isinstance(item, Admission)]
         known = await self._known(tx, made)
         for index, item in enumerate(outcomes):
-            if isinstance(item, Ql3Error):
+            if not isinstance(item, Admission):
                 continue
             key = (item.order.project, item.order.idempotency_key)
             if key in known:
@@ -151,6 +159,8 @@ class RunDesk:
             raise Ql3Error("conflict", "The task is disabled; enable it first.", field="task")
         if ask.expected_revision is not None and ask.expected_revision != row["revision"]:
             raise Ql3Error("version_conflict", field="expected_revision", data={"revision": row["revision"]})
+        if ask.judged not in (None, row["revision"]):
+            raise Outdated
         parameters = await self._executions.parameters(tx, row["project"], row["id"], row["revision"])
         inputs, trigger = ask.inputs, None
         if ask.trigger is not None:
@@ -195,7 +205,7 @@ class RunDesk:
             return Ql3Error("idempotency_conflict", field="idempotency_key")
         return await admission_of(tx, self._executions, row)
 
-    async def _resolve_race(self, tx: Transaction, outcomes: list[Admission | Ql3Error], new: set[str]) -> None:
+    async def _resolve_race(self, tx: Transaction, outcomes: list[Admission | Refusal], new: set[str]) -> None:
         """Another process stored the same key between our look and our insert: its order counts."""
         lost = [item for item in outcomes if isinstance(item, Admission) and item.order.order_id not in new]
         known = await self._known(tx, lost)
@@ -206,7 +216,7 @@ class RunDesk:
                     outcomes[index] = await self._replay(tx, item, row)
 
     async def _audit(
-        self, tx: Transaction, asks: list[RunAsk], outcomes: list[Admission | Ql3Error], new: set[str]
+        self, tx: Transaction, asks: list[RunAsk], outcomes: list[Admission | Refusal], new: set[str]
     ) -> None:
         """One row for each actor and task in the batch, with the first run's id and how many there are."""
         groups: dict[tuple[str, str, str, str], tuple[RunAsk, list[Admission]]] = {}

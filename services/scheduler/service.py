@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -39,7 +39,7 @@ from schemas.endpoints import (
 )
 from schemas.errors import Ql3Error
 from schemas.identity import Actor, PolicyChanged, PolicyDecision
-from schemas.runs import RUN_TERMINAL, RunAnswer, RunBatchAnswer, RunCancel, SubmitAnswer, SubmitRuns
+from schemas.runs import RUN_TERMINAL, RunAnswer, RunBatchAnswer, RunCancel, RunResult, SubmitAnswer, SubmitRuns
 from schemas.secrets import SecretList, SecretPage
 from schemas.system import FeedPage, FeedRead, HealthRead
 from schemas.tasks import (
@@ -99,8 +99,9 @@ from services.scheduler.executions import Executions
 from services.scheduler.files import Files
 from services.scheduler.loops import SLEEP_S, AdmissionLoop, PruneLoop, RingLoop
 from services.scheduler.occasions import BootLoop, ChainLoop, Occasions
-from services.scheduler.permits import Permits
+from services.scheduler.permits import Permit, Permits
 from services.scheduler.projects import Projects, scheduler_actor
+from services.scheduler.rulings import TRIES, Outdated
 from services.scheduler.running import RunAsk, RunDesk
 from services.scheduler.secrets_named import SecretsNamed, named
 from services.scheduler.store import schedules
@@ -296,9 +297,11 @@ class SchedulerService:
 
     async def _apply(self, ask: TasksApply, _caller: Caller) -> ApplyAnswer:
         decision = await self._policy.require(ask.actor, ask.project, "task.update")
-        stored = await self._permits.labels(ask.project, [task.name for task in ask.tasks])
+        names = [task.name for task in ask.tasks]
+        self._permits.forget(ask.project, names)
+        stored = await self._permits.labels(ask.project, names)
         for task in ask.tasks:
-            for labels in (task.spec.terms.labels, stored[task.name]):
+            for labels in (task.spec.terms.labels, stored[task.name].labels):
                 await self._policy.require(ask.actor, ask.project, "task.create", labels=labels)
                 await self._policy.require(ask.actor, ask.project, "task.update", labels=labels)
         warnings = await self._about_secrets(ask.actor, ask.project, [task.spec for task in ask.tasks])
@@ -336,11 +339,13 @@ class SchedulerService:
 
     async def _run_task(self, ask: TaskRun, _caller: Caller) -> RunAnswer:
         running.check(ask.inputs, ask.idempotency_key)
-        permits = await self._permits.may_run(ask.actor, ask.project, [ask.task])
-        result = await self._desk.run(
-            RunAsk(
+        (result,) = await self._run_judged(
+            ask.actor,
+            ask.project,
+            [ask.task],
+            lambda _, permit: RunAsk(
                 actor=ask.actor,
-                decision=permits[ask.task],
+                decision=permit.decision,
                 project=ask.project,
                 task=ask.task,
                 trigger_type=ask.trigger_type,
@@ -349,7 +354,9 @@ class SchedulerService:
                 idempotency_key=ask.idempotency_key,
                 expected_revision=ask.expected_revision,
                 trigger=ask.trigger,
-            )
+                judged=permit.revision,
+            ),
+            self._run_alone,
         )
         assert result.run is not None
         return RunAnswer(run=result.run, replayed=result.replayed)
@@ -360,21 +367,53 @@ class SchedulerService:
                 running.check(item.inputs, item.idempotency_key)
             except Ql3Error as error:
                 raise Ql3Error(error.code, error.detail, field=f"runs[{index}].{error.field}") from error
-        permits = await self._permits.may_run(ask.actor, ask.project, [item.task for item in ask.runs])
-        asks = [
-            RunAsk(
+        results = await self._run_judged(
+            ask.actor,
+            ask.project,
+            [item.task for item in ask.runs],
+            lambda index, permit: RunAsk(
                 actor=ask.actor,
-                decision=permits[item.task],
+                decision=permit.decision,
                 project=ask.project,
-                task=item.task,
+                task=ask.runs[index].task,
                 trigger_type=ask.trigger_type,
-                inputs=item.inputs,
-                priority=item.priority,
-                idempotency_key=item.idempotency_key,
-            )
-            for item in ask.runs
-        ]
-        return RunBatchAnswer(results=await self._desk.run_many(asks))
+                inputs=ask.runs[index].inputs,
+                priority=ask.runs[index].priority,
+                idempotency_key=ask.runs[index].idempotency_key,
+                judged=permit.revision,
+            ),
+            self._desk.run_many,
+        )
+        return RunBatchAnswer(results=results)
+
+    async def _run_alone(self, asks: Sequence[RunAsk]) -> list[RunResult | Outdated]:
+        try:
+            return [await self._desk.run(asks[0])]
+        except Outdated as outdated:
+            return [outdated]
+
+    async def _run_judged(
+        self,
+        actor: Actor,
+        project: str,
+        tasks: Sequence[str],
+        ask: Callable[[int, Permit], RunAsk],
+        run: Callable[[Sequence[RunAsk]], Awaitable[list[RunResult | Outdated]]],
+    ) -> list[RunResult]:
+        """Runs of these tasks; policy is asked again about one that was changed before its run was made."""
+        results: dict[int, RunResult] = {}
+        for _ in range(TRIES):
+            left = [index for index in range(len(tasks)) if index not in results]
+            permits = await self._permits.may_run(actor, project, [tasks[index] for index in left])
+            outcomes = await run([ask(index, permits[tasks[index]]) for index in left])
+            for index, outcome in zip(left, outcomes, strict=True):
+                if isinstance(outcome, RunResult):
+                    results[index] = outcome
+                else:
+                    self._permits.forget(project, [tasks[index]])
+            if len(results) == len(tasks):
+                return [results[index] for index in range(len(tasks))]
+        raise Ql3Error("unavailable", "A task that is to run is changed all the time.")
 
     # Triggers.
 
@@ -404,8 +443,13 @@ class SchedulerService:
     async def _backfill(self, ask: TriggerBackfill, _caller: Caller) -> BackfillAnswer:
         await self._policy.require(ask.actor, ask.project, "trigger.read")
         task = await self._timetable.task_of(ask.project, ask.trigger)
-        permits = await self._permits.may_run(ask.actor, ask.project, [task])
-        return await self._occasions.backfill(ask, permits[task])
+        for _ in range(TRIES):
+            permit = (await self._permits.may_run(ask.actor, ask.project, [task]))[task]
+            try:
+                return await self._occasions.backfill(ask, permit.decision, permit.revision)
+            except Outdated:
+                self._permits.forget(ask.project, [task])
+        raise Ql3Error("unavailable", "The task that is to run is changed all the time.")
 
     async def _preview(self, ask: TriggerPreview, _caller: Caller) -> PreviewAnswer:
         await self._policy.require(ask.actor, ask.project, "trigger.read")

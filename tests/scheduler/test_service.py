@@ -26,6 +26,7 @@ from schemas.endpoints import (
     TASKS_RUN,
     TASKS_RUN_BATCH,
     TASKS_UPDATE,
+    TRIGGERS_BACKFILL,
     TRIGGERS_CREATE,
     TRIGGERS_LIST,
     TRIGGERS_MISSED,
@@ -55,11 +56,12 @@ from schemas.tasks import (
     Terms,
     Variable,
 )
-from schemas.triggers import MissedList, TriggerCreate, TriggerList
+from schemas.triggers import MissedList, TriggerBackfill, TriggerCreate, TriggerList
 from services.kit.bus import Bus, Caller, Route
 from services.kit.clock import WallClock
 from services.kit.config import Config
 from services.kit.database import Database
+from services.kit.ids import new_id
 from services.scheduler.service import SchedulerService
 from tests.fixtures_nats import Heard
 from tests.peers import OWNER, STRANGER, code_of
@@ -331,6 +333,33 @@ async def test_a_rule_of_the_project_holds_the_runs_of_labelled_tasks(house: Hou
         await house.ask(TASKS_RUN, TaskRun(actor=agent, project=PROJECT, task="plain"))
     assert code_of(refused.value) == "approval_required"
     assert len(house.dispatcher.ledger.runs) == 4
+
+
+async def test_a_rule_counts_for_a_label_that_was_given_a_moment_before(house: House) -> None:
+    task = await house.create("backup")
+    daily = TriggerCreate(actor=OWNER, project=PROJECT, task="backup", spec=cron("0 4 * * *"))
+    trigger = (await house.ask(TRIGGERS_CREATE, daily)).trigger
+    now_ms = WallClock().now_ms()
+    window = TriggerBackfill(
+        actor=OWNER, project=PROJECT, trigger=trigger.id, from_ms=now_ms - 86_400_000, until_ms=now_ms, again=True
+    )
+    plain = TaskRun(actor=OWNER, project=PROJECT, task="backup")
+    batch = TaskRunBatch(actor=OWNER, project=PROJECT, runs=[TaskRunItem(task="backup")])
+
+    async def run_all(number: int) -> list[bool]:
+        before = set(house.dispatcher.ledger.runs)
+        await house.ask(TASKS_RUN, plain)
+        await house.ask(TASKS_RUN_BATCH, batch)
+        await house.ask(TRIGGERS_BACKFILL, msgspec.structs.replace(window, mutation_id=new_id()))
+        await house.dispatcher.heard.count(number)
+        return [order.hold for run, order in house.dispatcher.ledger.runs.items() if run not in before]
+
+    assert await run_all(3) == [False] * 3
+    labelled = spec(labels={"env": "prod"})
+    await house.ask(
+        TASKS_UPDATE, TaskUpdate(actor=OWNER, project=PROJECT, task=task.id, expected_revision=1, spec=labelled)
+    )
+    assert await run_all(6) == [True] * 3
 
 
 async def test_what_is_disabled_ahead_is_taken_back_at_the_dispatcher(house: House) -> None:

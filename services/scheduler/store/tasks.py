@@ -56,7 +56,8 @@ _FIND_MANY = Statement(f"""
     WHERE t.project = $1 AND t.deleted = 0 AND (t.name {{in:$2}} OR t.id {{in:$2}})
 """)  # noqa: S608
 _LABELS = Statement("""
-    SELECT t.id, t.name AS task, l.name, l.value FROM task_definitions t JOIN task_labels l ON l.task_id = t.id
+    SELECT t.id, t.name AS task, t.revision, l.name, l.value
+    FROM task_definitions t LEFT JOIN task_labels l ON l.task_id = t.id
     WHERE t.project = $1 AND t.deleted = 0 AND (t.name {in:$2} OR t.id {in:$2})
 """)
 _AT_REVISION = Statement("SELECT spec, content_digest FROM task_revisions WHERE task_id = $1 AND revision = $2")
@@ -172,12 +173,14 @@ async def find_many(tx: Transaction, project: str, tasks: list[str]) -> list[Row
     return await tx.fetch(_FIND_MANY, project, json_set(tasks))
 
 
-async def labels_of(tx: Transaction, project: str, tasks: list[str]) -> dict[str, dict[str, str]]:
-    """Labels of tasks, under their names and under their ids; those without any are left out."""
-    found: dict[str, dict[str, str]] = {}
+async def labels_of(tx: Transaction, project: str, tasks: list[str]) -> dict[str, tuple[int, dict[str, str]]]:
+    """Revisions of tasks with their labels, under their names and under their ids; those that are gone are left out."""
+    found: dict[str, tuple[int, dict[str, str]]] = {}
     for row in await tx.fetch(_LABELS, project, json_set(tasks)):
         for key in (row["id"], row["task"]):
-            found.setdefault(key, {})[row["name"]] = row["value"]
+            _, labels = found.setdefault(key, (row["revision"], {}))
+            if row["name"] is not None:
+                labels[row["name"]] = row["value"]
     return found
 
 
