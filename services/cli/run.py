@@ -168,9 +168,14 @@ def print_run(run: dict[str, Any]) -> None:
 
 
 def _error(run: dict[str, Any]) -> str | None:
+    from services.cli import outcomes, words
+
     if run["error_code"] is None:
         return None
-    return f"{run['error_code']}: {run['error_summary']}" if run["error_summary"] else run["error_code"]
+    summary = run["error_summary"]
+    if summary and words.chinese():
+        summary = outcomes.chinese(summary) or summary
+    return f"{run['error_code']}: {summary}" if summary else run["error_code"]
 
 
 @run_app.command("logs")
@@ -300,6 +305,7 @@ def finish(client: Any, project: str, made: dict[str, Any], *, wait: bool, follo
             output.document(made)
         else:
             output.line(made["id"])
+            _tell_if_held(made)
         return
     if follow:
         # With --json standard output holds the one document; the log goes beside it.
@@ -323,6 +329,16 @@ def finish(client: Any, project: str, made: dict[str, Any], *, wait: bool, follo
         if error := _error(run):
             output.note(output.clean(error))
     raise typer.Exit(EXIT_BY_OUTCOME[run["status"]])
+
+
+def _tell_if_held(made: dict[str, Any]) -> None:
+    """Whoever starts a run that somebody has to approve is told beside its id."""
+    from services.cli import output
+    from services.cli.words import say
+
+    if made["status"] == "waiting_approval":
+        command = f"ql3 approval approve {made['id']}"
+        output.note(say(f"It waits for an approval: {command}", f"等待审批：{command}"))
 
 
 @run_app.command("explain")

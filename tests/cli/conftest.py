@@ -29,6 +29,9 @@ from schemas.artifacts import (
 )
 from schemas.errors import Ql3Error
 from schemas.identity import (
+    AuthenticationBinding,
+    BindingAnswer,
+    BindingRevoke,
     Identity,
     IdentityAnswer,
     IdentityRegister,
@@ -165,6 +168,17 @@ class Scene:
     async def register(self, message: IdentityRegister, _: Caller) -> IdentityAnswer:
         self.subjects[message.provider, message.provider_subject] = message.subject
         return IdentityAnswer(identity=_identity(message.subject))
+
+    async def revoke_binding(self, message: BindingRevoke, _: Caller) -> BindingAnswer:
+        del self.subjects[message.provider, message.provider_subject]
+        binding = AuthenticationBinding(
+            provider=message.provider,
+            provider_subject=message.provider_subject,
+            version=2,
+            state="revoked",
+            created_at_ms=NOW_MS,
+        )
+        return BindingAnswer(binding=binding)
 
     async def resolve(self, message: IdentityResolve, _: Caller) -> IdentityAnswer:
         found = self.subjects.get((message.provider, message.provider_subject))
@@ -525,6 +539,7 @@ class Scene:
                 Route(endpoints.POLICY_CHECK, self.check),
                 Route(endpoints.IDENTITIES_RESOLVE, self.resolve),
                 Route(endpoints.IDENTITIES_REGISTER, self.register),
+                Route(endpoints.IDENTITIES_REVOKE_BINDING, self.revoke_binding),
                 Route(endpoints.PROJECTS_LIST, self.list_projects),
             ],
             "scheduler": [
