@@ -413,7 +413,7 @@ class SchedulerService:
                     self._permits.forget(project, [tasks[index]])
             if len(results) == len(tasks):
                 return [results[index] for index in range(len(tasks))]
-        raise Ql3Error("unavailable", "A task that is to run is changed all the time.")
+        raise Ql3Error("unavailable", "The task that is to run is changed all the time.")
 
     # Triggers.
 
