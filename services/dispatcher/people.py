@@ -103,7 +103,13 @@ class People:
     async def retry(self, message: RunRetry, _caller: object) -> RunAnswer:
         """A new run like an ended one."""
         decision = await self._policy.require(message.actor, message.project, "run.retry")
-        retried = await self._database.transact(lambda tx: retrying.retry(tx, self._revisions, message, decision))
+        # It is a run like any other: what holds or forbids a start of this task does so here, too.
+        labels = await self._database.read(lambda tx: retrying.labels(tx, self._revisions, message))
+        start = await self._policy.may_start(message.actor, message.project, labels)
+        hold = start.effect == "require_approval"
+        retried = await self._database.transact(
+            lambda tx: retrying.retry(tx, self._revisions, message, decision, hold=hold)
+        )
         self._bells.place()
         self._bells.ask()
         run = await self._database.read(lambda tx: reading.view(tx, self._revisions, retried.run))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -25,8 +26,26 @@ class Retried(NamedTuple):
     replayed: bool
 
 
-async def retry(tx: Transaction, revisions: Revisions, question: RunRetry, decision: PolicyDecision | str) -> Retried:
-    """Makes the new run, with the same frozen revision and inputs; it points to the old one.
+async def labels(tx: Transaction, revisions: Revisions, question: RunRetry) -> Mapping[str, str]:
+    """The labels of the revision that the new run will have; none of one that cannot be read, and so not be run.
+
+    Raises `not_found`.
+    """
+    old = await reading.find(tx, question.project, question.run)
+    pinned = (await revisions.read(tx, [old.revision_digest])).get(old.revision_digest)
+    return {} if pinned is None else pinned.terms.labels
+
+
+async def retry(
+    tx: Transaction,
+    revisions: Revisions,
+    question: RunRetry,
+    decision: PolicyDecision | str,
+    *,
+    hold: bool = False,
+) -> Retried:
+    """Makes the new run, with the same frozen revision and inputs; it points to the old one. With `hold` it waits for
+    an approval, whatever its task says.
 
     Raises `not_found`, `invalid_transition` while the old one has not ended, `conflict` when the new id is taken.
     """
@@ -51,6 +70,7 @@ async def retry(tx: Transaction, revisions: Revisions, question: RunRetry, decis
         priority=old.priority,
         inputs=None if inputs is None else msgspec.json.decode(inputs),
         parent_run_id=old.parent_run_id,
+        hold=hold,
     )
     (outcome,) = await submit(tx, revisions, {}, [order], retry_of={order.run_id: old.id})
     if outcome.run is None:

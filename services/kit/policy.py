@@ -28,6 +28,17 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.policy")
 _Key = tuple[str, bytes]
 
 
+START: Final = "run.start"
+
+
+def startable(decision: PolicyDecision, project: str) -> PolicyDecision:
+    """A decision about starting runs, when it lets one be made, be it one that waits; raises as `may_start`."""
+    if decision.effect == "allow" or (decision.effect == "require_approval" and decision.reasons == ["project_rule"]):
+        return decision
+    code = "approval_required" if decision.effect == "require_approval" else "forbidden"
+    raise Ql3Error(code, data={"permission": START, "project": project, "reasons": decision.reasons[:8]})
+
+
 class PolicyClient:
     """Decisions of approval, kept briefly and dropped on `ql3.evt.policy.>`.
 
@@ -61,6 +72,13 @@ class PolicyClient:
             return decision
         code = "approval_required" if decision.effect == "require_approval" else "forbidden"
         raise Ql3Error(code, data={"permission": permission, "project": project, "reasons": decision.reasons[:8]})
+
+    async def may_start(self, actor: Actor, project: str, labels: Mapping[str, str]) -> PolicyDecision:
+        """About a run of a task with these labels: `allow`, or `require_approval` when a rule of the project holds it.
+
+        Raises `forbidden`, `unavailable`, or `approval_required` for who may not even make a run that waits.
+        """
+        return startable(await self.check(actor, project, START, labels=labels), project)
 
     async def check(
         self, actor: Actor, project: str, permission: str, *, labels: Mapping[str, str] | None = None

@@ -7,10 +7,10 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from schemas.errors import Ql3Error
 from schemas.identity import Actor, PolicyDecision
 from schemas.limits import DECISION_VALID_MS
 from services.kit.database import Database
+from services.kit.policy import startable
 from services.scheduler.store import tasks as store
 
 KEPT: Final = 4_096
@@ -59,13 +59,7 @@ class Permits:
             self._labels.pop((project, task), None)
 
     async def _decided(self, actor: Actor, project: str, labels: Mapping[str, str]) -> PolicyDecision:
-        decision = await self._check(actor, project, labels)
-        if decision.effect == "allow":
-            return decision
-        if decision.effect == "require_approval" and decision.reasons == ["project_rule"]:
-            return decision
-        code = "approval_required" if decision.effect == "require_approval" else "forbidden"
-        raise Ql3Error(code, data={"permission": "run.start", "project": project, "reasons": decision.reasons[:8]})
+        return startable(await self._check(actor, project, labels), project)
 
     async def labels(self, project: str, tasks: Sequence[str]) -> dict[str, Labelled]:
         """The labels of each of these tasks, none for one that is not there."""

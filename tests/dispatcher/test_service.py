@@ -87,6 +87,8 @@ class House:
 
 async def _policy(question: PolicyCheck, _caller: Caller) -> PolicyDecision:
     allowed = question.actor.id == "ada"
+    if allowed and question.permission == "run.start" and question.labels.get("env") == "prod":
+        return PolicyDecision(effect="require_approval", reasons=["project_rule"], project_version=1, binding_version=1)
     return PolicyDecision(
         effect="allow" if allowed else "deny",
         reasons=["role_grant" if allowed else "subject_unbound"],
@@ -265,6 +267,20 @@ async def test_a_held_run_waits_for_approval_and_goes_on_once(house: House) -> N
     assert first.evidence_digest == again.evidence_digest
     assert (await house.ended(one.run_id)).status == "succeeded"
     assert len(worker.started) == 1
+
+
+async def test_a_retry_waits_where_a_rule_of_the_project_holds_the_task(house: House) -> None:
+    """Otherwise whoever may retry would run what was rejected."""
+    scheduler = await house.bus_for("scheduler")
+    for labels, status in (({"env": "prod"}, "waiting_approval"), ({}, "queued")):
+        of = revision(terms=Terms(labels=labels))
+        one = order(of, hold=True)
+        await scheduler.request(RUNS_SUBMIT, SubmitRuns(sender="scheduler", revisions=[of], runs=[one]))
+        await house.bus.request(RUNS_CANCEL, RunCancel(actor=ADA, project="default", run=one.run_id))
+        question = RunRetry(actor=ADA, project="default", run=one.run_id, new_run_id=new_id())
+        for replayed in (False, True):
+            again = await house.bus.request(RUNS_RETRY, question)
+            assert (again.run.status, again.replayed) == (status, replayed)
 
 
 async def test_readiness_says_why_nothing_could_run(house: House) -> None:
