@@ -93,7 +93,7 @@ class Stops:
             return
         now = time.monotonic()
         try:
-            left = self._host.trees.strays(attempts)
+            left, whole = self._host.trees.strays(attempts)
         except OSError:
             for attempt in attempts:
                 self._forget(attempt, "unknown")
@@ -101,7 +101,8 @@ class Stops:
         for attempt in attempts:
             stats = left.get(attempt)
             if not stats:
-                self._forget(attempt, "gone")
+                if whole:
+                    self._forget(attempt, "gone")
                 continue
             kill = now >= self._sweeps[attempt]
             sent = [send(stat, signal.SIGKILL) for stat in stats] if kill else []

@@ -8,14 +8,17 @@ hardly all.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from services.worker.host.identity import Stat, read_stat
 
 MARKER: Final = b"QL3_ATTEMPT_ID="
+ROUNDS: Final = 64
+"""So often a listing is repeated while it shows somebody new."""
 _RTTIME_LINE: Final = b"Max realtime timeout"
 
 Key = tuple[int, int]
@@ -28,7 +31,9 @@ def children_of_self() -> list[int]:
         fd = os.open("/proc/thread-self/children", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
         own = os.getpid()
-        return [stat.pid for stat in everybody().values() if stat.ppid == own]
+        mine: list[int] = []
+        each_process(lambda stat: mine.append(stat.pid) if stat.ppid == own else None)
+        return mine
     try:
         raw = b""
         while chunk := os.read(fd, 65536):
@@ -38,18 +43,33 @@ def children_of_self() -> list[int]:
     return [int(pid) for pid in raw.split()]
 
 
-def everybody() -> dict[int, Stat]:
-    """Every process that `/proc` shows, by pid: one pass, not an instant."""
-    found: dict[int, Stat] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                stat = read_stat(int(name))
-            except OSError:
-                continue
+def until_nobody_new(listing: Callable[[], Collection[int]], look: Callable[[int], None], seen: set[int]) -> bool:
+    """Look at everyone whom a listing shows and who is not in `seen`, again until it shows nobody new.
+
+    Between the listing and the look at one of its processes this one can fork and end, over and over. Its child is in
+    the next listing; so only a listing of those who were looked at proves that there is nobody else. False if there
+    still was somebody new in the last of `ROUNDS` listings.
+    """
+    for _ in range(ROUNDS):
+        fresh = [pid for pid in listing() if pid not in seen]
+        if not fresh:
+            return True
+        seen.update(fresh)
+        for pid in fresh:
+            look(pid)
+    return False
+
+
+def each_process(look: Callable[[Stat], None]) -> bool:
+    """Show every process of the machine; whether nobody can have slipped through meanwhile."""
+
+    def read(pid: int) -> None:
+        with contextlib.suppress(OSError):
+            stat = read_stat(pid)
             if stat is not None:
-                found[stat.pid] = stat
-    return found
+                look(stat)
+
+    return until_nobody_new(lambda: [int(name) for name in os.listdir("/proc") if name.isdigit()], read, set())
 
 
 def inherited_tag(pid: int) -> int | None:
@@ -113,21 +133,25 @@ class Trees:
 
     def orphans(self, mains: Collection[int]) -> dict[str | None, list[int]]:
         """The host's adopted children by attempt; None holds those that nothing tells about."""
-        found: dict[str | None, list[int]] = {}
-        for pid in children_of_self():
-            if pid in mains:
-                continue
+        living: list[Stat] = []
+        ended: list[Stat] = []
+
+        def look(pid: int) -> None:
             stat = read_stat(pid)
-            if stat is not None and stat.state not in "ZX":
-                found.setdefault(self.owner(stat), []).append(pid)
+            if stat is not None:
+                (ended if stat.state in "ZX" else living).append(stat)
+
+        if not until_nobody_new(children_of_self, look, set(mains)):
+            living += ended  # each may have left a child that was not listed yet
+        found: dict[str | None, list[int]] = {}
+        for stat in living:
+            found.setdefault(self.owner(stat), []).append(stat.pid)
         return found
 
     def members(self, mains: dict[int, str]) -> dict[str, list[Stat]]:
         """Every living process below the host by attempt, and remembers them for when their parents are gone."""
-        everyone = everybody()
         below: dict[int, list[Stat]] = {}
-        for stat in everyone.values():
-            below.setdefault(stat.ppid, []).append(stat)
+        each_process(lambda stat: below.setdefault(stat.ppid, []).append(stat))
         found: dict[str, list[Stat]] = {}
         for root in below.get(os.getpid(), []):
             attempt = mains.get(root.pid) or self.owner(root)
@@ -135,22 +159,25 @@ class Trees:
                 self._collect(attempt, root, below, found.setdefault(attempt, []))
         return found
 
-    def strays(self, attempts: Iterable[str]) -> dict[str, list[Stat]]:
+    def strays(self, attempts: Iterable[str]) -> tuple[dict[str, list[Stat]], bool]:
         """Living processes anywhere on the machine that carry these attempts' tag, session or marker: what a host
-        that died has left. Its descendants carry the tag themselves."""
+        that died has left; and whether these are all. Its descendants carry the tag themselves."""
         wanted = set(attempts)
         found: dict[str, list[Stat]] = {}
         own = os.getpid()
-        for stat in everybody().values():
+
+        def look(stat: Stat) -> None:
             key = (stat.pid, stat.start_ticks)
             if stat.pid == own or stat.state in "ZX" or stat.session == 0 or key in self._foreign:
-                continue
+                return
             owner = self.owner(stat)
             if owner in wanted:
                 found.setdefault(owner, []).append(stat)
             elif owner is None:
                 self._foreign.add(key)
-        return found
+
+        whole = each_process(look)
+        return found, whole
 
     def _collect(self, attempt: str, root: Stat, below: dict[int, list[Stat]], into: list[Stat]) -> None:
         waiting = [root]
