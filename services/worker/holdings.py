@@ -7,6 +7,8 @@ host's receipts, or here) before it is told; its journal row goes before the hos
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
 
@@ -85,6 +87,8 @@ class Holdings:
         self._directories = directories
         self._key = b""
         self._doubts: dict[str, Held] = {}
+        self._unhanded: dict[str, dict[str, Any]] = {}
+        """Granted starts that no host was there for: nothing of them can run before the next one gets them."""
         self._kept: dict[str, Receipt] = {}
         self._to_keep: list[tuple[Held, ReportBody]] = []
         self._to_digest: list[tuple[Held, Exit]] = []
@@ -187,7 +191,7 @@ class Holdings:
             if held is None or held.state == "ended":
                 continue
             held.stop_reason = held.stop_reason or reason
-            if self.withdraw(name):
+            if self.withdraw(name) or self._unhanded.pop(name, None) is not None:
                 self._end_here(held, rules.end_of(reason, "stopped", kind="not_started", summary="It was stopped."))
                 continue
             item: dict[str, Any] = {"attempt": name, "reason": reason}
@@ -202,12 +206,18 @@ class Holdings:
         self.kill([(name, reason, None) for name in self.held])
 
     def spawn(self, items: list[dict[str, Any]]) -> None:
-        """Hand attempts to the host; what there is no host for is not started."""
+        """Hand attempts to the host; what there is no host for waits for the next, as long as its start is granted."""
         for item in items:
             self.held[item["attempt"]].host = self.host_name
         for item in self.host.send_items("spawn", items):
-            held = self.held[item["attempt"]]
-            self.not_started(held, "not_started", "The worker had no process host.")
+            self._unhanded[item["attempt"]] = item
+            left_ns = item["not_after_ns"] - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            self._later(max(0.0, left_ns / 1e9), self._lapse(item))
+
+    async def _lapse(self, item: dict[str, Any]) -> None:
+        if self._unhanded.get(item["attempt"]) is item:
+            del self._unhanded[item["attempt"]]
+            self.not_started(self.held[item["attempt"]], "not_started", "The worker had no process host.")
 
     def not_started(self, held: Held, code: str, summary: str) -> None:
         """The end of an attempt that will not be started."""
@@ -218,7 +228,8 @@ class Holdings:
     def _hello(self, hello: News) -> None:
         self.host_name = "{boot_id}:{pid}:{start_ticks}".format(**hello.host)
         known = {row["attempt"]: row for row in hello.attempts}
-        handed = [one for one in self.held.values() if one.offer is None]
+        unhanded, self._unhanded = self._unhanded, {}
+        handed = [one for one in self.held.values() if one.offer is None and one.attempt_id not in unhanded]
         found = rules.reconcile(handed, self.host_name, known)
         for held in found.running:
             row = known[held.attempt_id]
@@ -234,6 +245,8 @@ class Holdings:
             self._later(0.0, self._sweep(doubted, engine))
         self._end_strangers(known)
         self.logs.tell_host()
+        if unhanded:
+            self.spawn(list(unhanded.values()))
         self.ready()
         for held in found.running:
             if held.stop_reason is not None:
@@ -252,8 +265,9 @@ class Holdings:
 
     def _later(self, pause_s: float, work: Coroutine[Any, Any, None]) -> None:
         async def run() -> None:
-            await asyncio.sleep(pause_s)
-            await work
+            with contextlib.closing(work):  # also when it is not reached
+                await asyncio.sleep(pause_s)
+                await work
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)

@@ -165,7 +165,8 @@ class HostLink:
         if len(body) > wire.MAX_FRAME:
             raise ValueError("a message for the process host is too large")
         self._transport.write(struct.pack(">I", len(body)) + body)
-        return True
+        # A host that is gone shows at the first write; then nothing of it went out.
+        return not self._transport.is_closing()
 
     async def _keep(self) -> None:
         pause_s = BACKOFF_S

@@ -52,7 +52,7 @@ class Lone:
         assert self.doom is not None
         assert self._process is not None
         if self.doom[1] == "host":
-            await asyncio.to_thread(_until_there, self.data / "struck")
+            await asyncio.to_thread(_until_struck, self.data / "struck")
         else:
             await self._reap()
             assert self._process.returncode == -signal.SIGKILL
@@ -115,8 +115,9 @@ def _until(so: Callable[[], bool]) -> None:
         os.sched_yield()
 
 
-def _until_there(path: Path) -> None:
-    _until(path.exists)
+def _until_struck(path: Path) -> None:
+    _until(lambda: path.exists() and path.read_text().endswith("\n"))
+    wait_gone(int(path.read_text()))
 
 
 def marking(lone: Lone, rest: str) -> tuple[str, ...]:

@@ -48,11 +48,13 @@ class Doom:
     def strike(self) -> None:
         """Here and now; what is to die with this process dies before it."""
         try:
-            os.close(os.open(f"{self._data}/struck", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            struck = os.open(f"{self._data}/struck", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
             return
         with open(f"{self._data}/worker/host/host.lock") as lock:
             host = int(lock.read())
+        os.write(struck, b"%d\n" % host)
+        os.close(struck)
         here = os.getpid()
         doomed = [host] if self._victim != "worker" else []
         if self._victim != "host":

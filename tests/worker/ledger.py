@@ -6,7 +6,7 @@ It checks what the real one checks about a single message (fence, proof); it has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -53,6 +53,7 @@ class Ledger:
         """(attempt id, ReportBody) in the order they came, repeats left out."""
         self.acking = True
         self.granting = True
+        self.before_grant: Callable[[], Awaitable[None]] | None = None
         self.released: set[str] = set()
         self.refused: set[str] = set()
         self.beat_error: str | None = None
@@ -200,6 +201,8 @@ class Ledger:
             self.starts.append(item.attempt_id)
             self.digests[item.attempt_id] = item.token_digest
         await self._note()
+        if self.before_grant is not None:
+            await self.before_grant()
         if not self.granting:
             raise Ql3Error("unavailable")
         return StartAnswer(

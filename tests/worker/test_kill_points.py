@@ -14,13 +14,12 @@ from tests.worker.ledger import Ledger
 # What may be told of an attempt, by who died: the worker, the host, both.
 ENDED, UNSTARTED, VANISHED = {"ended"}, {"not_started"}, {"vanished"}
 OUTCOMES: dict[str, tuple[set[str], set[str], set[str]]] = {
-    # Nobody was asked yet, so it is offered anew; a worker that lives may be granted the start before the next host is
-    # there, and then says that it had none.
-    "offer journaled": (ENDED, UNSTARTED | ENDED, ENDED),
-    "about to ask at the barrier": (ENDED, UNSTARTED | ENDED, ENDED),
-    # The next host may be there before or after it is handed over.
-    "barrier answered": (UNSTARTED, UNSTARTED | VANISHED | ENDED, VANISHED),
-    "inputs written": (UNSTARTED, UNSTARTED | VANISHED | ENDED, VANISHED),
+    # Nobody was asked yet, so it is offered anew; of a worker that lives the next host gets it.
+    "offer journaled": (ENDED, ENDED, ENDED),
+    "about to ask at the barrier": (ENDED, ENDED, ENDED),
+    # It is handed to the next host if the death is seen when it is handed over.
+    "barrier answered": (UNSTARTED, VANISHED | ENDED, VANISHED),
+    "inputs written": (UNSTARTED, VANISHED | ENDED, VANISHED),
     # Whether the host took it in before it died, its receipts tell.
     "handed to the host": (ENDED, VANISHED | ENDED, VANISHED | ENDED),
     "start heard": (ENDED, VANISHED | ENDED, VANISHED | ENDED),

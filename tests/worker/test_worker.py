@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from services.kit.ids import new_id
 from services.worker.attempt import Held
 from services.worker.place import Room
 from services.worker.service import WorkerService
-from tests.fixtures_nats import WORKER, BusFactory, Heard
+from tests.fixtures_nats import WAIT_S, WORKER, BusFactory, Heard
 from tests.worker.conftest import alive, wait_gone
 from tests.worker.ledger import Ledger, make_revision
 from tests.worker.life import Worker, settled
@@ -445,6 +447,72 @@ async def test_when_the_host_dies_its_attempts_vanish_and_nothing_of_them_runs_o
     assert not alive(pid)
     # A new host serves what comes next.
     assert (await ledger.end(await ledger.offer("/bin/true"))).exit_code == 0
+
+
+class Hostless:
+    """A worker whose host dies while it asks at the barrier, and that reaches no other until `gate` is set."""
+
+    def __init__(self, worker: Worker, service: WorkerService, ledger: Ledger) -> None:
+        self.gate = threading.Event()
+        self.waiting = asyncio.Event()
+        """A start was granted that there was no host for."""
+        self._worker = worker
+        self._hung_up = asyncio.Event()
+        ledger.before_grant = self._lose_host
+        holdings = service.holdings
+        reach, hang_up, spawn = holdings.host._reach, holdings.host.hung_up, holdings.spawn
+
+        def reach_later() -> socket.socket:
+            assert self.gate.wait(WAIT_S)
+            return reach()
+
+        def hung_up() -> None:
+            hang_up()
+            self._hung_up.set()
+
+        def spawned(items: list[dict[str, Any]]) -> None:
+            spawn(items)
+            if holdings._unhanded:
+                self.waiting.set()
+
+        holdings.host._reach, holdings.host.hung_up, holdings.spawn = reach_later, hung_up, spawned
+
+    async def _lose_host(self) -> None:
+        if not self.gate.is_set():
+            os.kill(self._worker.host_pid(), 9)
+            await self._hung_up.wait()
+
+
+@pytest.fixture
+async def hostless(worker: Worker, ledger: Ledger) -> AsyncIterator[Hostless]:
+    lost = Hostless(worker, await worker.start(), ledger)
+    yield lost
+    lost.gate.set()
+
+
+async def test_a_start_that_was_granted_while_the_host_died_is_handed_to_the_next(
+    hostless: Hostless, ledger: Ledger
+) -> None:
+    attempt = await ledger.offer("/bin/true")
+    await hostless.waiting.wait()
+    hostless.gate.set()
+    assert (await ledger.end(attempt)).exit_code == 0
+
+
+async def test_a_start_that_waits_for_a_host_can_be_stopped(hostless: Hostless, ledger: Ledger) -> None:
+    attempt = await ledger.offer("/bin/true")
+    await hostless.waiting.wait()
+    await ledger.cancel(attempt)
+    body = await ledger.end(attempt)
+    assert (body.kind, body.stopped_for) == ("not_started", "user")
+    hostless.gate.set()
+    assert (await ledger.end(await ledger.offer("/bin/true"))).exit_code == 0
+
+
+async def test_a_start_waits_for_a_host_no_longer_than_it_is_granted(hostless: Hostless, ledger: Ledger) -> None:
+    ledger.start_within_ms = 1
+    body = await ledger.end(await ledger.offer("/bin/true"))
+    assert (body.kind, body.error_summary) == ("not_started", "The worker had no process host.")
 
 
 async def test_when_worker_and_host_die_together_the_truth_is_told_after_the_restart(
