@@ -23,20 +23,28 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.loop")
 Step = Callable[[], Awaitable[bool | float | None]]
 """Answers True for "there is more, at once", a number of seconds to wait at most, or None for the loop's own pace."""
 
+Aside = Callable[[], Awaitable[None]]
+"""Returns, within a bounded time, when more urgent work leaves room."""
+
 
 class Loop:
     """Runs `step` again and again, at the latest every `every_s` seconds, sooner when rung.
 
     A step that raises is logged and tried again with backoff; it never ends the loop. A ring during a step is kept.
+    `aside` is waited for before a step, but not while more waits: a load that never ends must not let it grow.
     """
 
-    def __init__(self, name: str, step: Step, *, every_s: float, bell: asyncio.Event | None = None) -> None:
+    def __init__(
+        self, name: str, step: Step, *, every_s: float, bell: asyncio.Event | None = None, aside: Aside | None = None
+    ) -> None:
         if every_s <= 0:
             raise ValueError("every_s must be positive")
         self.name = name
         self._step = step
         self._every_s = every_s
         self._bell = bell or asyncio.Event()
+        self._aside = aside
+        self._more = False
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self.failures = 0
@@ -88,6 +96,9 @@ class Loop:
 
     async def _once(self) -> float:
         try:
+            if self._aside is not None and not self._more:
+                await self._aside()
+            self._more = False  # unless this goes well
             answer = await self._step()
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -101,6 +112,7 @@ class Loop:
         self.steps += 1
         self.first_done.set()
         if answer is True:
+            self._more = True
             self._bell.set()
             return 0.0
         if answer is None or answer is False:

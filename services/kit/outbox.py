@@ -6,7 +6,7 @@ the facts stay readable as the service's feed, for whoever missed the bell.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -39,9 +39,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.outbox")
 
 Outgoing = tuple[str, bytes, dict[str, str]]
 """Subject, payload, headers."""
-
-Aside = Callable[[], Awaitable[None]]
-"""Returns, within a bounded time, when more urgent work leaves room."""
 
 
 class Publisher(Protocol):
@@ -122,7 +119,6 @@ class Relay:
         *,
         batch: int = limits.BATCH_ITEMS,
         monotonic: Callable[[], int] = monotonic_ms,
-        aside: Aside | None = None,
     ) -> None:
         if not 1 <= batch <= limits.BATCH_ITEMS:
             raise ValueError(f"a batch is 1 to {limits.BATCH_ITEMS} rows")
@@ -131,9 +127,6 @@ class Relay:
         self._publisher = publisher
         self._batch = batch
         self._monotonic = monotonic
-        self._aside = aside
-        self._more = False
-        """Once begun, all that waits is published: a load that never ends must not let it grow."""
         self._failures = 0
         self._retry_at_ms: int | None = None
 
@@ -143,8 +136,6 @@ class Relay:
         What the bus did not take stays and is tried again; what it took is never published by a later step, except
         when the mark itself is lost, and then under the same id.
         """
-        if self._aside is not None and not self._more:
-            await self._aside()
         now_ms = self._monotonic()
         if self._retry_at_ms is not None and now_ms < self._retry_at_ms:
             return (self._retry_at_ms - now_ms) / 1000  # commits ring all the time; a bus that is down is left alone
@@ -158,8 +149,7 @@ class Relay:
             self._retry_at_ms = self._monotonic() + pause_ms
             return pause_ms / 1000
         self._failures, self._retry_at_ms = 0, None
-        self._more = taken == self._batch
-        return True if self._more else None
+        return True if taken == self._batch else None
 
     async def _claimed(self, tx: Transaction) -> tuple[int, int]:
         # The rows stay locked while they are published, so that no other replica takes them; a relay that dies frees

@@ -38,9 +38,9 @@ class Rush:
         if count >= MANY:
             self._until_ms = self._monotonic() + LASTS_MS
 
-    async def over(self, at_most_ms: int = ASIDE_MS) -> None:
-        """Return when no rush is on, or when it has lasted for `at_most_ms` from now."""
-        last_ms = self._monotonic() + at_most_ms
+    async def over(self) -> None:
+        """Return when no rush is on, or when it has lasted for `ASIDE_MS` from now."""
+        last_ms = self._monotonic() + ASIDE_MS
         while (now_ms := self._monotonic()) < min(self._until_ms, last_ms):
             await self._sleep((min(self._until_ms, last_ms) - now_ms) / 1000)
 

@@ -22,7 +22,7 @@ from schemas.workers import LogChunk, LogFollow, LogRange, LogRead
 from services.kit.artifact_store import ArtifactsAwayError, UnsafeArtifactError
 from services.kit.artifacts import Artifacts
 from services.kit.clock import monotonic_ms
-from services.kit.loops import STOP_S, Loop
+from services.kit.loops import STOP_S, Aside, Loop
 from services.kit.rush import rush
 from services.worker.attempt import Held
 
@@ -116,7 +116,7 @@ class Logs:
         held: Callable[[str], Held | None],
         follow: Callable[[list[str]], object],
         send: SendChunk,
-        aside: Callable[[], Awaitable[None]] = rush.over,
+        aside: Aside = rush.over,
     ) -> None:
         self._directory = directory
         self._worker = worker
@@ -128,11 +128,10 @@ class Logs:
         self._followed: dict[str, _Follow] = {}
         self._grown: dict[str, bool] = {}
         self._unpublished: dict[str, None] = {}
-        self._more = False
         self._trouble = 0
         self._closing = False
         self.live = Loop("worker.live", self._push, every_s=FOLLOW_MS / 1000)
-        self.publishing = Loop("worker.publish", self._publish_soon, every_s=60.0)
+        self.publishing = Loop("worker.publish", self._publish, every_s=60.0, aside=self._stand_aside)
 
     def health(self) -> list[str]:
         """Why logs do not get where they belong."""
@@ -279,14 +278,11 @@ class Logs:
         """The store has these; the copies here go."""
         await asyncio.to_thread(_unlink, self._directory, list(attempt_ids))
 
-    async def _publish_soon(self) -> bool:
-        # Nobody waits for it: what is not in the store yet is read here. Once begun, all that waits is published.
-        if self._unpublished and not self._more:
+    async def _stand_aside(self) -> None:
+        # Nobody waits for it: what is not in the store yet is read here.
+        if self._unpublished:
             await asyncio.sleep(PUBLISH_PAUSE_S)
             await self._aside()
-        self._more = False  # unless this goes well
-        self._more = await self._publish()
-        return self._more
 
     async def _publish(self) -> bool:
         batch = list(self._unpublished)[:PUBLISH_BATCH]

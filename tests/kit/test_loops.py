@@ -143,3 +143,50 @@ async def test_a_step_that_hangs_is_cancelled_in_the_end() -> None:
     await entered.wait()
     await asyncio.wait_for(loop.stop(0.01), 30)
     assert loop.health() == ["loop test is not running"]
+
+
+async def test_a_loop_stands_aside_before_it_begins_and_not_while_more_waits() -> None:
+    answers: list[bool | None] = [True, True, None, None]
+    told: list[str] = []
+    quiet = asyncio.Semaphore(0)
+
+    async def aside() -> None:
+        told.append("aside")
+
+    async def step() -> bool | None:
+        answer = answers.pop(0)
+        told.append("step")
+        if answer is None:
+            quiet.release()
+        return answer
+
+    loop = Loop("test", step, every_s=NEVER_S, aside=aside)
+    await loop.start()
+    await asyncio.wait_for(quiet.acquire(), LIMIT_S)
+    loop.ring()
+    await asyncio.wait_for(quiet.acquire(), LIMIT_S)
+    await loop.stop()
+    assert told == ["aside", "step", "step", "step", "aside", "step"]
+
+
+async def test_a_loop_stands_aside_again_after_a_step_that_failed() -> None:
+    told: list[str] = []
+    quiet = asyncio.Event()
+
+    async def aside() -> None:
+        told.append("aside")
+
+    async def step() -> bool | None:
+        told.append("step")
+        if told.count("step") == 1:
+            return True
+        if told.count("step") == 2:
+            raise Ql3Error("unavailable")
+        quiet.set()
+        return None
+
+    loop = Loop("test", step, every_s=0.01, aside=aside)
+    await loop.start()
+    await asyncio.wait_for(quiet.wait(), LIMIT_S)
+    await loop.stop()
+    assert told[:5] == ["aside", "step", "step", "aside", "step"]

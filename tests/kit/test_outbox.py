@@ -115,19 +115,6 @@ async def test_a_full_batch_says_that_more_waits(database: Database, bus: FakeBu
     assert bus.numbers() == list(range(5))
 
 
-async def test_a_relay_stands_aside_before_it_begins_and_not_while_more_waits(database: Database, bus: FakeBus):
-    asked: list[int] = []
-
-    async def aside() -> None:
-        asked.append(len(bus.stored))
-
-    await write(database, *range(5))
-    relay = Relay(database, bus, batch=2, aside=aside)
-    assert [await relay.step() for _ in range(4)] == [True, True, None, None]
-    assert bus.numbers() == list(range(5))
-    assert asked == [0, 5]
-
-
 async def test_a_bus_that_is_down_loses_nothing_and_is_asked_ever_more_seldom(database: Database, bus: FakeBus):
     await write(database, 1, 2)
     bus.down = True

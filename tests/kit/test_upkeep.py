@@ -47,3 +47,26 @@ async def test_a_commit_wakes_the_relay_and_the_sealer(database: Database, monke
             pass
     for loop in loops:
         await loop.stop()
+
+
+async def test_the_relay_alone_stands_aside(database: Database):
+    stood, room = asyncio.Event(), asyncio.Event()
+
+    async def aside() -> None:
+        stood.set()
+        await room.wait()
+
+    listener = Listener()
+    loops = upkeep(database, listener, aside=aside)
+    await database.transact(lambda tx: outbox.fact(tx, "ql3.evt.thing.default.a.told", Told()))
+    async with asyncio.timeout(10):
+        for loop in loops:
+            await loop.start()
+        for loop in loops[1:]:
+            await loop.first_done.wait()
+        await stood.wait()
+        assert listener.heard.empty()
+        room.set()
+        await listener.heard.get()
+    for loop in loops:
+        await loop.stop()
