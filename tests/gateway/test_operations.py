@@ -197,6 +197,19 @@ async def test_a_batch_of_runs_is_one_question(house: House, scheduler: Schedule
     assert (too_many.status_code, too_many.json()["field"]) == (400, "runs")
 
 
+async def test_a_batch_with_a_key_asks_for_the_same_runs_again(house: House, scheduler: Scheduler) -> None:
+    runs = [{"task": "hello"}, {"task": "hello"}, {"task": "hello", "idempotency_key": "own"}]
+    for key in ("k" * 255, "k" * 255, "other"):
+        answer = await house.console().post(
+            f"{PROJECT}/runs:batch", json={"runs": runs}, headers={"Idempotency-Key": key}
+        )
+        assert answer.status_code == 200, answer.text
+    first, again, other = ([item.idempotency_key for item in asked.runs] for asked in scheduler.asked)
+    assert first == again
+    assert len({*first, *other}) == 5
+    assert {first[2], other[2]} == {"own"}
+
+
 async def test_a_retry_with_a_key_asks_for_the_same_new_run(house: House) -> None:
     asked: list[RunRetry] = []
 

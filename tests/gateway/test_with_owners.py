@@ -109,10 +109,16 @@ async def test_the_console_makes_and_runs_tasks(town: Town) -> None:
     assert (run.status_code, run.json()["id"]) == (201, again.json()["id"])
     batch = await console.post(f"{PROJECT}/runs:batch", json={"runs": [{"task": "hello"}] * 256})
     assert [item["error"] for item in batch.json()["items"]] == [None] * 256
+    keyed = [
+        await console.post(f"{PROJECT}/runs:batch", json={"runs": [{"task": "hello"}] * 2}, headers=headers)
+        for _ in range(2)
+    ]
+    first, again = ([item["run"]["id"] for item in answer.json()["items"]] for answer in keyed)
+    assert first == again
     page = (await console.get(f"{PROJECT}/runs?task=hello&limit=200")).json()
     assert len(page["items"]) == 200
     rest = (await console.get(f"{PROJECT}/runs?task=hello&limit=200&cursor={page['next']}")).json()
-    assert len(rest["items"]) == 57
+    assert len(rest["items"]) == 59
     why = (await console.get(f"{PROJECT}/runs/{run.json()['id']}/explain")).json()
     assert why["sentence"]
     log = await console.get(f"{PROJECT}/runs/{run.json()['id']}/log")

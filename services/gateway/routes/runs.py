@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Any
 
+import msgspec
 from litestar import Response
 from msgspec import Meta
 
@@ -48,7 +50,7 @@ class EventQuery(Value, frozen=True, kw_only=True):
 
 
 class RunBatch(Value, frozen=True, kw_only=True):
-    """Many runs at once; each has its own idempotency key, and is answered for itself."""
+    """Many runs at once; each may have its own idempotency key, and is answered for itself."""
 
     runs: Annotated[list[TaskRunItem], Meta(min_length=1, max_length=limits.BATCH_ITEMS)]
 
@@ -84,10 +86,22 @@ async def list_runs(call: Call[RunQuery]) -> Listing[Run]:
     "/projects/{project}/runs:batch", RunBatch, Listing[BatchItem], body_bytes=limits.BATCH_BYTES - 4096, keep="owner"
 )
 async def run_batch(call: Call[RunBatch]) -> Listing[BatchItem]:
-    """Run up to 256 tasks now; the answer stands in the order of the request, after commit."""
-    question = TaskRunBatch(actor=call.actor, project=call.project, runs=call.input.runs)
+    """Run up to 256 tasks now; the answer stands in the order of the request, after commit. An Idempotency-Key counts
+    for each run that has no key of its own."""
+    items = call.input.runs
+    if call.idempotency_key is not None:
+        items = [_with_key(item, call.idempotency_key, index) for index, item in enumerate(items)]
+    question = TaskRunBatch(actor=call.actor, project=call.project, runs=items)
     results = (await call.ask(endpoints.TASKS_RUN_BATCH, question)).results
     return Listing(items=[_batch_item(result) for result in results])
+
+
+def _with_key(item: TaskRunItem, key: str, index: int) -> TaskRunItem:
+    """The run with a key that is the same in each repeat of the request, and short enough whatever the request's is."""
+    if item.idempotency_key is not None:
+        return item
+    digest = hashlib.sha256(f"{key}:{index}".encode()).hexdigest()
+    return msgspec.structs.replace(item, idempotency_key=f"batch:{digest}")
 
 
 def _batch_item(result: RunResult) -> BatchItem:
