@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 from collections import OrderedDict
@@ -60,6 +61,8 @@ class Authenticator:
         self._throttle = throttle
         self._cookie = sessions.SECURE_COOKIE if settings.secure else sessions.COOKIE
         self._kept: OrderedDict[bytes, tuple[Principal, int]] = OrderedDict()
+        self.changed = asyncio.Event()
+        """Set, and replaced by another one, when somebody may have been shut out."""
 
     async def authenticate(self, method: str, headers: Mapping[str, str], peer: Peer) -> Principal:
         """The caller of a request. `headers` have lower-case names."""
@@ -104,10 +107,16 @@ class Authenticator:
         """Forgets what is kept about a credential or session that ended."""
         for key in [key for key, (principal, _) in self._kept.items() if principal.id == principal_id]:
             del self._kept[key]
+        self._tell()
 
     def forget(self) -> None:
         """Forgets everybody: whoever comes next is looked up anew."""
         self._kept.clear()
+        self._tell()
+
+    def _tell(self) -> None:
+        told, self.changed = self.changed, asyncio.Event()
+        told.set()
 
     async def _by_credential(self, authorization: str, peer: Peer) -> Principal:
         scheme, _, text = authorization.partition(" ")

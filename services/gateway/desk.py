@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 
 from services.gateway.accounts import Accounts
@@ -35,7 +36,8 @@ class Desk:
     proxies: Networks = ()
     base_url: str = ""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    open_streams: int = 0
+    open_streams: Counter[str] = field(default_factory=Counter[str])
+    """Open answers by caller."""
     _closing: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     async def let_go(self, subscription: Subscription) -> None:

@@ -24,7 +24,7 @@ from schemas.subjects import live_log
 from schemas.workers import LogChunk, LogFollow, LogRead
 from services.gateway.calls import Call
 from services.gateway.front import ABORT
-from services.gateway.streams import QUIET, QUIET_S, frame, readmit, woken
+from services.gateway.streams import QUIET, QUIET_S, frame, patiently, while_admitted, woken
 from services.kit.bus import Delivery
 from services.kit.clock import monotonic_ms
 
@@ -129,23 +129,28 @@ async def _at_store(call: Call[Any], attempt: Attempt, offset: int, length: int)
 async def pass_on(call: Call[Any], attempt: Attempt, first: Piece, end: int) -> AsyncGenerator[bytes]:
     """The bytes from the first piece up to `end`. Its length was told: when no more come, the connection is cut off, so
     that nobody takes a part for the whole."""
-    position = first.offset
-    piece = first
-    while position < end:
+    pieces = while_admitted(call, lambda: require_reader(call), _pieces(call, attempt, first, end))
+    try:
+        async with contextlib.aclosing(pieces):
+            async for data in pieces:
+                yield data
+    except Ql3Error as error:
+        log.warning("a log was broken off", attempt=attempt.id, error=error.code)
+        call.request.scope["state"][ABORT]()
+
+
+async def _pieces(call: Call[Any], attempt: Attempt, piece: Piece, end: int) -> AsyncGenerator[bytes]:
+    position = piece.offset
+    while True:
         data = piece.data[: end - position]
         if data:
             yield data
             position += len(data)
         if position >= end:
             return
-        try:
-            piece = await _again(call, attempt, position, min(LOG_RANGE_BYTES, end - position))
-        except Ql3Error as error:
-            log.warning("a log was broken off", attempt=attempt.id, error=error.code)
-            piece = first._replace(data=b"")
+        piece = await _again(call, attempt, position, min(LOG_RANGE_BYTES, end - position))
         if not piece.data or piece.offset != position:
-            call.request.scope["state"][ABORT]()
-            return
+            raise Ql3Error("unavailable", "The rest of the log is not there.")
 
 
 async def _again(call: Call[Any], attempt: Attempt, offset: int, length: int) -> Piece:
@@ -205,7 +210,7 @@ async def follow(call: Call[Any], run_id: str, wanted: str | None, offset: int) 
                     return
                 yield QUIET
             live.bell.clear()
-            attempt = await readmit(call, lambda: find_attempt(call, run_id, wanted))
+            attempt = await patiently(call, lambda: find_attempt(call, run_id, wanted))
         chunks = await bus.subscribe(live_log(project, run_id, attempt.id), live.heard)
         await bus.flush()
         async for event in _follow(call, live, attempt, offset):
@@ -252,8 +257,7 @@ async def _follow(call: Call[Any], live: _Live, attempt: Attempt, position: int)
         if monotonic_ms() - quiet_since_ms > QUIET_S * 1000:
             quiet_since_ms = monotonic_ms()
             yield QUIET
-            await readmit(call, lambda: require_reader(call))
-        attempt = await readmit(call, again_where) or attempt
+        attempt = await patiently(call, again_where) or attempt
 
 
 async def _ask_to_follow(call: Call[Any], attempt: Attempt) -> bool:

@@ -81,6 +81,9 @@ class Ledger:
         self.gone_after_move = False
         self.log_fact: LogFact | None = None
         self.reads: list[tuple[int, int]] = []
+        self.stored_reads: list[int] = []
+        self.read_takes_ms = 0
+        self.denies_after: int | None = None
         self.follows = 0
         self.dispatcher: Bus
         self.worker: Bus
@@ -192,6 +195,12 @@ class Ledger:
         return Done()
 
     async def _stored(self, message: ArtifactRead, _: Caller) -> ArtifactRange:
+        if message.actor.expires_at_ms <= self.house.clock.now_ms():
+            raise Ql3Error("unauthenticated")
+        self.stored_reads.append(message.offset)
+        self.house.clock.advance(self.read_takes_ms)
+        if self.denies_after == len(self.stored_reads):
+            self.house.authority.denied.add("artifact.read")
         if self.gone:
             raise Ql3Error("gone")
         if not self.stored:

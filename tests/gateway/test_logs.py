@@ -266,3 +266,25 @@ async def test_a_part_of_a_log_is_never_taken_for_the_whole(ledger: Ledger, hous
     ledger.gone_after_move = True
     with pytest.raises(httpx.RemoteProtocolError):
         await house.console().get(LOG)
+
+
+async def test_a_download_outlasts_the_question_it_began_with(
+    ledger: Ledger, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.streams.RECHECK_S", 0.0)
+    ledger.log = random.Random(10).randbytes(2_000_000)
+    ledger.read_takes_ms = 30_000
+    await ledger.store()
+    assert (await house.console().get(LOG)).content == ledger.log
+
+
+async def test_a_download_is_cut_off_when_its_reader_is_shut_out(
+    ledger: Ledger, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.streams.RECHECK_S", 0.0)
+    ledger.log = bytes(2_000_000)
+    ledger.denies_after = 3
+    await ledger.store()
+    with pytest.raises(httpx.RemoteProtocolError):
+        await house.console().get(LOG)
+    assert len(ledger.stored_reads) < 6

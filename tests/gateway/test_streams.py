@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
+
+from schemas.identity import PolicyChanged
+from schemas.subjects import event
+from services.gateway.streams import FACTS
 
 from .conftest import PROJECT, House
 from .ledger import RUN, Ledger, run_row
@@ -104,10 +109,10 @@ async def test_a_connection_to_the_bus_that_was_lost_is_told(
             pass
 
 
-async def test_a_session_that_ended_ends_its_streams(
+async def test_a_session_that_ended_ends_its_streams_at_once(
     ledger: Ledger, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.streams.QUIET_S", 0.05)
+    monkeypatch.setattr("services.gateway.streams.RECHECK_S", 3600.0)
     owner = await house.owner()
     cookie = owner.cookies["ql3_session"]
     watcher = house.client(Cookie=f"ql3_session={cookie}")
@@ -119,10 +124,42 @@ async def test_a_session_that_ended_ends_its_streams(
         assert (name, body["code"]) == ("error", "unauthenticated")
 
 
+@pytest.mark.parametrize("path", ["events", f"runs/{RUN}/stream", f"runs/{RUN}/log/stream"])
+async def test_who_is_shut_out_is_let_go_at_once(
+    ledger: Ledger, house: House, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("services.gateway.streams.RECHECK_S", 3600.0)
+    await ledger.write(b"x")
+    approval = await house.serve("approval")
+    async with house.console().stream("GET", f"{PROJECT}/{path}") as answer:
+        events = Events(answer.aiter_lines())
+        await events.next()
+        house.authority.denied |= set(FACTS.values())
+        await approval.publish(
+            event("policy", "default", "default", "changed"), PolicyChanged(project="default", version=2)
+        )
+        name, body, _ = await events.next()
+        assert (name, body["code"]) == ("error", "forbidden")
+
+
+@pytest.mark.parametrize("path", ["events", f"runs/{RUN}/stream", f"runs/{RUN}/log/stream"])
+async def test_who_is_shut_out_is_let_go_although_the_news_of_it_was_lost(
+    ledger: Ledger, house: House, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("services.gateway.streams.RECHECK_S", 0.05)
+    await ledger.write(b"x")
+    async with house.console().stream("GET", f"{PROJECT}/{path}") as answer:
+        events = Events(answer.aiter_lines())
+        await events.next()
+        house.authority.denied |= set(FACTS.values())
+        name, body, _ = await events.next()
+        assert (name, body["code"]) == ("error", "forbidden")
+
+
 async def test_an_authority_that_is_away_for_a_while_ends_no_stream(
     ledger: Ledger, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.streams.QUIET_S", 0.05)
+    monkeypatch.setattr("services.gateway.streams.RECHECK_S", 0.05)
     monkeypatch.setattr("services.gateway.streams.AWAY_S", 0.05)
     async with house.console().stream("GET", f"{PROJECT}/events") as answer:
         events = Events(answer.aiter_lines())
@@ -133,3 +170,23 @@ async def test_an_authority_that_is_away_for_a_while_ends_no_stream(
         house.authority.away = False
         name, body, _ = await events.next()
         assert (name, body["status"]) == ("run", "succeeded")
+
+
+async def test_nobody_takes_the_places_of_all(ledger: Ledger, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.streams.OWN_STREAMS", 1)
+    house.gateway._desk.settings = msgspec.structs.replace(house.gateway._desk.settings, streams=4)
+    owner = await house.owner()
+    watcher = house.client(Cookie=f"ql3_session={owner.cookies['ql3_session']}")
+    async with house.console().stream("GET", f"{PROJECT}/events") as answer:
+        events = Events(answer.aiter_lines())
+        assert (await events.next())[0] == "ready"
+        refused = await house.console().get(f"{PROJECT}/events")
+        assert (refused.status_code, refused.json()["code"]) == (503, "capacity")
+        async with watcher.stream("GET", f"{PROJECT}/events") as other:
+            events = Events(other.aiter_lines())
+            assert (await events.next())[0] == "ready"
+    async with asyncio.timeout(30):
+        while house.gateway._desk.open_streams.total():
+            await house.console().get("/livez")
+    async with house.console().stream("GET", f"{PROJECT}/events") as answer:
+        assert (await Events(answer.aiter_lines()).next())[0] == "ready"

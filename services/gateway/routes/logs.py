@@ -69,7 +69,7 @@ async def follow_log(call: Call[FollowQuery]) -> Response[Any]:
         await call.ask(endpoints.RUNS_GET, RunRead(actor=call.actor, project=call.project, run=run_id))
     mark = call.request.headers.get("last-event-id", "")
     offset = int(mark) if mark.isascii() and mark.isdecimal() and len(mark) < 16 else query.offset
-    return open_answer(call, follow(call, run_id, query.attempt, offset))
+    return open_answer(call, follow(call, run_id, query.attempt, offset), lambda: require_reader(call))
 
 
 def _headers(piece: Piece) -> dict[str, str]:

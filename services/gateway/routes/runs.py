@@ -30,7 +30,7 @@ from schemas.tasks import TaskRunBatch, TaskRunItem
 from services.gateway.calls import Call, listing
 from services.gateway.operations import Listing, Nothing, Operations, Paged
 from services.gateway.problem import Problem, problem_of
-from services.gateway.streams import allowed_kinds, follow_run, open_answer, project_facts
+from services.gateway.streams import Facts, allowed_kinds, allowed_run, follow_run, open_answer, project_facts
 
 operations = Operations("runs")
 
@@ -165,10 +165,11 @@ async def stream_run(call: Call[Nothing]) -> Response[Any]:
     """The run's states as they come: events `run` (a run), then `end`."""
     run_id = call.id("run")
     first = (await call.ask(endpoints.RUNS_GET, RunRead(actor=call.actor, project=call.project, run=run_id))).run
-    return open_answer(call, follow_run(call, run_id, first))
+    return open_answer(call, follow_run(call, run_id, first), lambda: allowed_run(call))
 
 
 @operations.get("/projects/{project}/events", Nothing, None, produces="events")
 async def stream_project(call: Call[Nothing]) -> Response[Any]:
     """The project's facts as they come, under the name of their kind; at `reset`, read your lists again."""
-    return open_answer(call, project_facts(call, await allowed_kinds(call)))
+    facts = Facts(await allowed_kinds(call))
+    return open_answer(call, project_facts(call, facts), lambda: facts.ask_again(call))
