@@ -84,23 +84,26 @@ class Accounts:
         """A new session. Raises `unauthenticated` (with `data.second_factor` when only the code is missing),
         `rate_limited`, `capacity` or `unavailable`."""
         address, account = f"address:{peer}", f"account:{user_name}"
-        self._throttle.attempt(address, account)
-        kept = await self._database.read(lambda tx: store.password(tx, user_name))
-        right = await self._passwords.matches(kept, password) and await self._active(user_name)
-        if not right:
-            await self._refused(user_name, peer, "password")
-            raise Ql3Error("unauthenticated", _WRONG)
-        factor = await self._database.read(lambda tx: store.second_factor(tx, user_name))
-        assurance: Literal["single_factor", "multi_factor"] = "single_factor"
-        if factor is not None and factor.confirmed:
-            if code is None:
-                self._throttle.undo(address)
-                self._throttle.undo(account)
-                raise Ql3Error("unauthenticated", "A code is needed too.", field="code", data={"second_factor": True})
-            if not await self._use_code(user_name, factor, code):
-                await self._refused(user_name, peer, "code")
+        with self._throttle.attempting(address, account):
+            # Asked before the password is looked at: when nobody answers, that tells nothing about the password.
+            active = await self._active(user_name)
+            kept = await self._database.read(lambda tx: store.password(tx, user_name))
+            if not (await self._passwords.matches(kept, password) and active):
+                await self._refused(user_name, peer, "password")
                 raise Ql3Error("unauthenticated", _WRONG)
-            assurance = "multi_factor"
+            factor = await self._database.read(lambda tx: store.second_factor(tx, user_name))
+            assurance: Literal["single_factor", "multi_factor"] = "single_factor"
+            if factor is not None and factor.confirmed:
+                if code is None:
+                    self._throttle.undo(address)
+                    self._throttle.undo(account)
+                    raise Ql3Error(
+                        "unauthenticated", "A code is needed too.", field="code", data={"second_factor": True}
+                    )
+                if not await self._use_code(user_name, factor, code):
+                    await self._refused(user_name, peer, "code")
+                    raise Ql3Error("unauthenticated", _WRONG)
+                assurance = "multi_factor"
         self._throttle.undo(address)
         self._throttle.clear(account)
         return await self.begin_session(user_name, assurance, peer)
@@ -162,18 +165,13 @@ class Accounts:
         await self._database.transact(enrol)
         return totp.provisioning_uri(secret, user_name)
 
-    async def confirm(self, actor: Actor, session_id: str, code: str) -> None:
+    async def confirm(self, actor: Actor, session_id: str, code: str, peer: str) -> None:
         """A right code confirms a new second factor, and makes this session multi-factor and recent."""
         user_name = _user_name(actor)
-        account = f"account:{user_name}"
-        self._throttle.attempt(account)
         factor = await self._database.read(lambda tx: store.second_factor(tx, user_name))
         if factor is None:
-            self._throttle.undo(account)
             raise Ql3Error("not_found", "No second factor is set.")
-        if not await self._use_code(user_name, factor, code):
-            raise Ql3Error("forbidden", "The code is wrong or was used before.", field="code")
-        self._throttle.clear(account)
+        await self._prove_code(user_name, factor, code, peer)
 
         async def raise_assurance(tx: Transaction) -> None:
             await store.raise_session(tx, session_id, self._clock.now_ms())
@@ -184,15 +182,13 @@ class Accounts:
 
         await self._database.transact(raise_assurance)
 
-    async def remove_second_factor(self, actor: Actor, code: str) -> None:
+    async def remove_second_factor(self, actor: Actor, code: str, peer: str) -> None:
         """Removes the second factor with a code of it."""
         user_name = _user_name(actor)
-        account = f"account:{user_name}"
-        self._throttle.attempt(account)
         factor = await self._database.read(lambda tx: store.second_factor(tx, user_name))
-        if factor is not None and not await self._use_code(user_name, factor, code):
-            raise Ql3Error("forbidden", "The code is wrong or was used before.", field="code")
-        self._throttle.clear(account)
+        if factor is None:
+            return
+        await self._prove_code(user_name, factor, code, peer)
 
         async def remove(tx: Transaction) -> None:
             await store.drop_second_factor(tx, user_name)
@@ -244,13 +240,13 @@ class Accounts:
         Raises `bootstrap_rejected` for every link that does not count.
         """
         address = f"address:{peer}"
-        self._throttle.attempt(address)
-        link = await self._database.read(lambda tx: store.link(tx, link_id))
-        expected = link.digest if link else "0" * 64
-        same = hmac.compare_digest(expected, self._pepper.digest("password-link", link_id, secret))
-        now = self._clock.now_ms()
-        if not same or link is None or link.used_at_ms is not None or link.expires_at_ms <= now:
-            raise Ql3Error("bootstrap_rejected", "The link is not valid.")
+        with self._throttle.attempting(address):
+            link = await self._database.read(lambda tx: store.link(tx, link_id))
+            expected = link.digest if link else "0" * 64
+            same = hmac.compare_digest(expected, self._pepper.digest("password-link", link_id, secret))
+            now = self._clock.now_ms()
+            if not same or link is None or link.used_at_ms is not None or link.expires_at_ms <= now:
+                raise Ql3Error("bootstrap_rejected", "The link is not valid.")
         self._throttle.undo(address)
         refuse_weak(password, link.user_name)
         hashed = await self._passwords.hash(password)
@@ -298,13 +294,23 @@ class Accounts:
 
     async def _prove_password(self, user_name: str, password: str, peer: str, *, field: str) -> None:
         address, account = f"address:{peer}", f"account:{user_name}"
-        self._throttle.attempt(address, account)
-        kept = await self._database.read(lambda tx: store.password(tx, user_name))
-        if not await self._passwords.matches(kept, password):
-            await self._refused(user_name, peer, "password")
-            raise Ql3Error("forbidden", "The password is wrong.", field=field)
+        with self._throttle.attempting(address, account):
+            kept = await self._database.read(lambda tx: store.password(tx, user_name))
+            if not await self._passwords.matches(kept, password):
+                await self._refused(user_name, peer, "password")
+                raise Ql3Error("forbidden", "The password is wrong.", field=field)
+        # It proves the half of an account only: wrong codes stay counted.
         self._throttle.undo(address)
-        self._throttle.clear(account)
+        self._throttle.undo(account)
+
+    async def _prove_code(self, user_name: str, factor: store.SecondFactor, code: str, peer: str) -> None:
+        address, account = f"address:{peer}", f"account:{user_name}"
+        with self._throttle.attempting(address, account):
+            if not await self._use_code(user_name, factor, code):
+                await self._refused(user_name, peer, "code")
+                raise Ql3Error("forbidden", "The code is wrong or was used before.", field="code")
+        self._throttle.undo(address)
+        self._throttle.undo(account)
 
     async def _use_code(self, user_name: str, factor: store.SecondFactor, code: str) -> bool:
         secret = self._pepper.open("totp", factor.sealed, user_name)

@@ -78,7 +78,21 @@ class Ownership:
         if user_name == LOCAL_CONSOLE:
             raise Ql3Error("name_taken", field="user")
         address = f"address:{peer}"
-        self._throttle.attempt(address)
+        with self._throttle.attempting(address):
+            signed_in = await self._claim(project, challenge, token, user_name, password, display_name, peer)
+        self._throttle.undo(address)
+        return signed_in
+
+    async def _claim(
+        self,
+        project: str,
+        challenge: str,
+        token: str,
+        user_name: str,
+        password: str,
+        display_name: str | None,
+        peer: str,
+    ) -> SignedIn:
         state = await self._bus.request(endpoints.BOOTSTRAP_READ, BootstrapRead(project=project))
         # Whoever has no link cannot know the challenge's id; nothing is made for them.
         known = hmac.compare_digest((state.challenge_id or "").encode(), challenge.encode())
@@ -104,7 +118,6 @@ class Ownership:
                 await self._accounts.sign_out(actor, signed_in.session.id)
                 await self._accounts.forget_password(user_name, hashed)
             raise
-        self._throttle.undo(address)
         return signed_in
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from schemas.errors import Ql3Error
@@ -46,12 +48,31 @@ class Throttle:
                 record.wrong = 0
             record.wrong += 1
             record.last_ms = now
-            free = FREE if key.startswith("account:") else FREE_OF_ADDRESS
-            if record.wrong > free:
-                record.until_ms = now + min(WAIT_MAX_MS, 1000 * 2 ** min(record.wrong - free, 20))
+            beyond = record.wrong - _free(key)
+            if beyond > 0:
+                record.until_ms = now + min(WAIT_MAX_MS, 1000 * 2 ** min(beyond, 20))
             self._records.move_to_end(key)
         while len(self._records) > ENTRIES:
             self._records.popitem(last=False)
+
+    @contextlib.contextmanager
+    def attempting(self, *keys: str) -> Generator[None]:
+        """`attempt`; one that comes to nothing because something is away is nobody's wrong attempt."""
+        self.attempt(*keys)
+        try:
+            yield
+        except Ql3Error as error:
+            if error.kind.status >= 500:
+                for key in keys:
+                    self._void(key)
+            raise
+
+    def _void(self, key: str) -> None:
+        record = self._records.get(key)
+        if record is not None:
+            record.wrong -= 1
+            if record.wrong <= _free(key):  # what was set by others, wrong ones, stays
+                record.until_ms = 0
 
     def undo(self, key: str) -> None:
         """That attempt was right. What was wrong before still counts: a right name must not launder guesses."""
@@ -63,3 +84,7 @@ class Throttle:
     def clear(self, key: str) -> None:
         """Whoever this key stands for has proved it in full."""
         self._records.pop(key, None)
+
+
+def _free(key: str) -> int:
+    return FREE if key.startswith("account:") else FREE_OF_ADDRESS

@@ -52,6 +52,7 @@ class Authority:
         self.challenge: BootstrapIssue | None = None
         self.owner: Subject | None = None
         self.away = False
+        self.names_away = False
         self.asked_while_away = asyncio.Event()
 
     async def register(self, message: IdentityRegister, _: Caller) -> IdentityAnswer:
@@ -61,6 +62,8 @@ class Authority:
         return IdentityAnswer(identity=self._identity(message.subject))
 
     async def resolve(self, message: IdentityResolve, _: Caller) -> IdentityAnswer:
+        if self.names_away:
+            raise Ql3Error("unavailable")
         subject = self.bound.get((message.provider, message.provider_subject))
         if subject is None or subject.id in self.disabled:
             return IdentityAnswer(identity=None)

@@ -306,6 +306,29 @@ async def test_wrong_passwords_are_slowed_down_whatever_the_name(house: House) -
     assert answer.status_code == 200
 
 
+async def test_an_outage_of_ours_is_nobodys_wrong_password(house: House) -> None:
+    await house.owner()
+    client = house.client()
+    house.authority.names_away = True
+    for password in (PASSWORD, "wrong") * 10:  # and it tells nothing about the password
+        answer = await client.post("/api/v3/session", json={"user": USER, "password": password})
+        assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    house.authority.names_away = False
+    assert (await client.post("/api/v3/session", json={"user": USER, "password": PASSWORD})).status_code == 200
+
+
+async def test_an_outage_takes_back_no_wait_that_wrong_passwords_have_earned(house: House) -> None:
+    await house.owner()
+    client = house.client()
+    for _ in range(6):
+        await client.post("/api/v3/session", json={"user": USER, "password": "wrong"})
+    house.clock.advance(2_000)
+    house.authority.names_away = True
+    assert (await client.post("/api/v3/session", json={"user": USER, "password": "wrong"})).status_code == 503
+    house.authority.names_away = False
+    assert (await client.post("/api/v3/session", json={"user": USER, "password": "wrong"})).status_code == 429
+
+
 async def test_many_wrong_names_from_one_address_are_slowed_down_too(house: House) -> None:
     await house.owner()
     client = house.client()
@@ -416,6 +439,33 @@ async def test_an_eleventh_session_ends_the_oldest(house: House) -> None:
         assert answer.status_code == 200
     house.clock.advance(2_001)
     assert (await first.get("/api/v3/session")).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/api/v3/session/confirm", "/api/v3/session/totp"])
+async def test_a_right_password_does_not_launder_wrong_codes(house: House, path: str) -> None:
+    owner = await house.owner()
+    uri = (await owner.post("/api/v3/session/totp", json={"password": PASSWORD})).json()["uri"]
+    method = "POST" if path.endswith("confirm") else "DELETE"
+    for _ in range(5):
+        answer = await owner.request(method, path, json={"code": "000000"})
+        assert answer.json()["code"] == "forbidden"
+        assert (await owner.post("/api/v3/session/totp", json={"password": PASSWORD})).status_code == 200
+    assert (await owner.request(method, path, json={"code": "000000"})).json()["code"] == "forbidden"
+    assert (await owner.request(method, path, json={"code": "000000"})).status_code == 429
+    house.clock.advance(2_001)
+    uri = (await owner.post("/api/v3/session/totp", json={"password": PASSWORD})).json()["uri"]
+    secret = base64.b32decode(parse_qs(urlsplit(uri).query)["secret"][0])
+    code = totp.code_at(secret, house.clock.now_ms() // 1000 // 30)
+    assert (await owner.post("/api/v3/session/confirm", json={"code": code})).status_code == 200
+
+
+async def test_removing_a_second_factor_that_is_not_there_proves_nothing(house: House) -> None:
+    owner = await house.owner()
+    for _ in range(6):
+        await house.client().post("/api/v3/session", json={"user": USER, "password": "wrong"})
+    assert (await owner.request("DELETE", "/api/v3/session/totp", json={"code": "000000"})).status_code == 200
+    right = await house.client().post("/api/v3/session", json={"user": USER, "password": PASSWORD})
+    assert right.status_code == 429
 
 
 async def test_a_second_factor_is_removed_with_a_code_of_it(house: House) -> None:

@@ -165,7 +165,7 @@ async def enrol_factor(call: Call[Proof]) -> Enrolled:
 async def confirm_factor(call: Call[FactorCode]) -> Nothing:
     """Prove the second factor now: confirms a new one, and makes this session a recent, strong sign-in."""
     session_id = _own_session(call)
-    await call.desk.accounts.confirm(call.actor, session_id, call.input.code)
+    await call.desk.accounts.confirm(call.actor, session_id, call.input.code, call.peer.address)
     call.desk.authenticator.drop(session_id)
     return Nothing()
 
@@ -174,7 +174,7 @@ async def confirm_factor(call: Call[FactorCode]) -> Nothing:
 async def remove_factor(call: Call[FactorCode]) -> Nothing:
     """Remove your second factor, with a code of it."""
     _own_session(call)
-    await call.desk.accounts.remove_second_factor(call.actor, call.input.code)
+    await call.desk.accounts.remove_second_factor(call.actor, call.input.code, call.peer.address)
     return Nothing()
 
 
