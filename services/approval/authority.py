@@ -235,8 +235,10 @@ class Authority:
         """Replace the rules as a whole. Raises `forbidden`, `version_conflict`, `mutation_conflict` or `invalid`."""
         actor, project = wanted.actor, wanted.project
         for index, rule in enumerate(wanted.rules):
-            if not policy.is_permission(rule.permission) or rule.permission in policy.READS:
-                raise Ql3Error("invalid", "No approval can be asked for this.", field=f"rules[{index}].permission")
+            if rule.permission not in policy.HOLDABLE:
+                holdable = ", ".join(sorted(policy.HOLDABLE))
+                detail = f"No approval can be asked for this; a rule holds one of {holdable}."
+                raise Ql3Error("invalid", detail, field=f"rules[{index}].permission")
         if len({rule.name for rule in wanted.rules}) != len(wanted.rules):
             raise Ql3Error("invalid", "Two rules have the same name.", field="rules")
 

@@ -42,6 +42,9 @@ RANK: Final[Mapping[Role, int]] = {"viewer": 1, "operator": 2, "admin": 3, "owne
 _TOOL: Final = re.compile(r"tool\.call:[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 AGENT_ASKS: Final = PERMISSIONS - READS
 """What an agent may never do by its role alone; every `tool.call:` besides."""
+HOLDABLE: Final = frozenset({"run.start", "task.update", "secret.manage", "worker.manage"})
+"""What a project's rule may hold: an approval carries each out. The change of roles and of rules themselves is not among
+them, so that whatever was ruled can be taken back."""
 EXECUTOR: Final = "approval"
 """`system/approval` carries out what people have approved."""
 SYSTEM_MAY: Final = frozenset({*READS, "run.start", "run.stop", "run.retry"})
@@ -155,6 +158,8 @@ def rule_for(
     rules: tuple[ApprovalRule, ...], permission: str, labels: Mapping[str, str], risk: str | None = None
 ) -> ApprovalRule | None:
     """The first rule of the project that speaks about this permission, these labels and this risk."""
+    if permission not in HOLDABLE:
+        return None
     for rule in rules:
         if rule.permission != permission:
             continue

@@ -525,8 +525,11 @@ async def test_rules_are_versioned_and_dry_run_stores_nothing(world: World) -> N
     assert (await world.gate.answer(question)).effect == "allow"
 
 
-@pytest.mark.parametrize("permission", ["project.read", "tool.call:*", "nonsense"])
-async def test_rules_about_nothing_are_refused(world: World, permission: str) -> None:
+@pytest.mark.parametrize(
+    "permission",
+    ["project.read", "tool.call:*", "nonsense", "policy.manage", "project.manage", "approval.decide", "run.stop"],
+)
+async def test_rules_that_no_approval_could_answer_are_refused(world: World, permission: str) -> None:
     wanted = RulesSet(
         actor=console(),
         project="default",

@@ -10,6 +10,10 @@ import pytest
 from schemas.approvals import ApprovalRule
 from schemas.identity import LOCAL_CONSOLE, Role, Subject, SubjectType
 from services.approval import policy
+from services.approval.handlers.run_create import RunCreateHandler
+from services.approval.handlers.secret_set import SecretSetHandler
+from services.approval.handlers.task_change import TaskChangeHandler
+from services.approval.handlers.worker_drain import WorkerDrainHandler
 from services.approval.policy import Binding, Snapshot
 
 READS = {"project.read", "task.read", "run.read", "artifact.read"}
@@ -144,3 +148,22 @@ def test_the_first_matching_rule_counts() -> None:
     assert found is critical
     assert policy.rule_for(rules, "run.start", {"env": "prod"}, "low") is PROD
     assert policy.rule_for(rules, "run.start", {}, "low") is None
+
+
+def test_a_rule_never_holds_what_takes_it_back() -> None:
+    everything = tuple(
+        ApprovalRule(name=f"r{number}", permission=permission)
+        for number, permission in enumerate(sorted(policy.PERMISSIONS))
+    )
+    held = {
+        permission
+        for permission in policy.PERMISSIONS
+        if policy.evaluate(Subject(type="user", id="ann"), permission, snapshot(rules=everything)).effect
+        == "require_approval"
+    }
+    assert held == policy.HOLDABLE
+
+
+def test_what_a_rule_may_hold_an_approval_carries_out() -> None:
+    actions = (RunCreateHandler, TaskChangeHandler, SecretSetHandler, WorkerDrainHandler)
+    assert {action.permission for action in actions} == policy.HOLDABLE
