@@ -43,7 +43,7 @@ _TOOL: Final = re.compile(r"tool\.call:[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 AGENT_ASKS: Final = PERMISSIONS - READS
 """What an agent may never do by its role alone; every `tool.call:` besides."""
 HOLDABLE: Final = frozenset({"run.start", "task.update", "secret.manage", "worker.manage"})
-"""What a project's rule may hold: an approval carries each out. The change of roles and of rules themselves is not among
+"""What a project's rule may hold: an approval carries each out. The change of roles and of rules is not among
 them, so that whatever was ruled can be taken back."""
 EXECUTOR: Final = "approval"
 """`system/approval` carries out what people have approved."""
