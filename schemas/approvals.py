@@ -110,6 +110,8 @@ class Approval(View, frozen=True, kw_only=True):
     execution_result: str | None = None
     not_before_ms: int | None = None
     """When what waits is due; approved earlier, it is carried out then."""
+    plan: dict[str, Any] | None = None
+    """The whole of what would be done, when one request is read; a held run and a sealed secret have none."""
 
 
 class ApprovalList(Message, frozen=True, kw_only=True, tag="approvals.list/1"):

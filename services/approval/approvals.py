@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
+import msgspec
+
 from schemas import subjects
 from schemas.approvals import (
     Approval,
@@ -36,6 +38,8 @@ from services.kit.database import Transaction
 from services.kit.ids import new_id
 
 RELEASE: Final = "run.release"
+UNSHOWN: Final = frozenset({"secret.set"})
+"""Actions whose plan nobody reads: its value is sealed to the vault, and all else stands in the preview."""
 HAND_OVER_AHEAD_MS: Final = SUBMIT_AHEAD_MS
 WORK: Final = "actions"
 """The bell of the loop that hands approved actions over and carries them out."""
@@ -284,23 +288,24 @@ class Approvals:
     async def get(self, wanted: ApprovalRead) -> ApprovalAnswer:
         """One request. Another project's is `not_found`."""
 
-        async def work(tx: Transaction) -> None:
+        async def work(tx: Transaction) -> Approval:
             await self._gate.require(tx, wanted.actor, wanted.project, "approval.read")
+            shown = await self._shown(tx, wanted.project, wanted.approval)
+            stored = None if shown.action_type in UNSHOWN else await rows.plan(tx, shown.action_ref)
+            return shown if stored is None else msgspec.structs.replace(shown, plan=stored.plan)
 
-        await self._database.read(work)
-        return ApprovalAnswer(approval=await self.view(wanted.project, wanted.approval))
+        return ApprovalAnswer(approval=await self._database.read(work))
 
     async def view(self, project: str, request_id: str) -> Approval:
-        """A request of this project as people read it. Raises `not_found`."""
+        """A request of this project as people read it, without its plan. Raises `not_found`."""
+        return await self._database.read(lambda tx: self._shown(tx, project, request_id))
 
-        async def work(tx: Transaction) -> Approval:
-            listed = await rows.view(tx, project, request_id)
-            if listed is None:
-                raise Ql3Error("not_found")
-            decisions = await rows.decisions(tx, [request_id])
-            return _view(listed, decisions.get(request_id, []), self._gate.now_ms(), await tx.now_ms())
-
-        return await self._database.read(work)
+    async def _shown(self, tx: Transaction, project: str, request_id: str) -> Approval:
+        listed = await rows.view(tx, project, request_id)
+        if listed is None:
+            raise Ql3Error("not_found")
+        decisions = await rows.decisions(tx, [request_id])
+        return _view(listed, decisions.get(request_id, []), self._gate.now_ms(), await tx.now_ms())
 
     # -- expiry of held runs
 

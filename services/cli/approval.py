@@ -69,17 +69,26 @@ def list_approvals(
 
 
 @approval_app.command("show")
-def show_approval(approval: Approval, project: Project = "default", as_json: Json = False, data: Data = None) -> None:
+def show_approval(
+    approval: Approval,
+    project: Project = "default",
+    plan: Annotated[bool, typer.Option("--plan", help="Show the whole of what would be done, as JSON.")] = False,
+    as_json: Json = False,
+    data: Data = None,
+) -> None:
     """Show one request: what would happen, who has decided, what came of it."""
     from services.cli import output
     from services.cli.client import connect
+    from services.cli.files import tell_changes
     from services.cli.words import say
 
     with connect(data) as client:
         found = client.get(_approval_path(project, approval))
-    if as_json:
-        output.document(found)
+    if as_json or plan:
+        output.document(found["plan"] if plan else found)
         return
+    changes = found["preview"].pop("changes", [])
+    left_out = found["preview"].pop("left_out", 0)
     output.facts(
         [
             (say("approval", "审批"), found["id"]),
@@ -96,6 +105,9 @@ def show_approval(approval: Approval, project: Project = "default", as_json: Jso
             (say("outcome", "结果"), _joined(found["execution_status"], found["execution_result"])),
         ]
     )
+    tell_changes(changes)
+    if left_out:
+        output.note(say(f"{left_out} more changes; see all with --plan", f"另有 {left_out} 处更改；用 --plan 查看全部"))
     for decision in found["decisions"]:
         said = f"{output.when(decision['decided_at_ms'])}  {shown(decision['decided_by'])}  {decision['decision']}"
         output.line(output.clean(said + (f": {decision['reason']}" if decision["reason"] else "")))

@@ -291,18 +291,21 @@ OVERLAP_SUMMARY = {
 }
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= _PREVIEW_CHARS else f"{text[:_PREVIEW_CHARS]}…"
+
+
 def hold_order(record: HoldRecord, run: RunRecord, revision: ExecutionRevision, inputs: str | None) -> HoldOrder:
     """The order to approval for one run that waits."""
-    command = " ".join(revision.execution.command)
     preview: dict[str, Any] = {
         "task": run.task_name,
         "task_revision": run.task_revision,
-        "command": command[:_PREVIEW_CHARS] + ("…" if len(command) > _PREVIEW_CHARS else ""),
+        "command": _cut(" ".join(revision.execution.command)),
         "trigger": run.trigger_type,
         "secrets": sorted({v.secret.secret for v in revision.execution.environment if v.secret is not None})[:32],
     }
     if inputs is not None:
-        preview["inputs"] = inputs[:_PREVIEW_CHARS]
+        preview["inputs"] = _cut(inputs)
     asker = _subject(run)
     if run.trigger_id and asker.type == "system":
         # A person who runs a trigger asks for himself: nobody decides about his own run in a trigger's name.

@@ -31,11 +31,11 @@ from schemas.tasks import (
 from services.kit import audit, dispatches, outbox
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction, UniqueViolation
+from services.kit.differences import differences, plain
 from services.kit.ids import new_id
 from services.scheduler import ahead, scheduling, triggers
 from services.scheduler import tasks as rules
 from services.scheduler.bells import BELL, RING_BELL
-from services.scheduler.differences import differences, plain
 from services.scheduler.store import admissions as admission_store
 from services.scheduler.store import schedules
 from services.scheduler.store import tasks as store

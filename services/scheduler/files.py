@@ -12,10 +12,10 @@ from schemas.tasks import ApplyAnswer, Change, TaskCreate, TaskEnable, TaskFile,
 from schemas.triggers import TriggerCreate, TriggerDelete, TriggerSpec, TriggerUpdate
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction, UniqueViolation
+from services.kit.differences import differences, plain
 from services.scheduler import tasks as rules
 from services.scheduler import triggers as trigger_rules
 from services.scheduler.catalogue import Catalogue
-from services.scheduler.differences import differences, plain
 from services.scheduler.store import tasks as store
 from services.scheduler.store import triggers as trigger_store
 from services.scheduler.timetable import Timetable

@@ -21,6 +21,8 @@ from schemas.approvals import (
     ActionList,
     ApprovalCreate,
     ApprovalDecide,
+    ApprovalList,
+    ApprovalRead,
     ApprovedAction,
     preview_digest,
 )
@@ -28,9 +30,10 @@ from schemas.endpoints import Endpoint
 from schemas.errors import Ql3Error
 from schemas.identity import Actor, IdentityRegister, RoleBind, RoleList, Subject
 from schemas.secrets import SecretList, SecretSet, VaultKeyRead
-from schemas.tasks import Execution, SecretRef, TaskRead, TaskSpec, TaskUpdate, Variable
+from schemas.tasks import Change, Execution, SecretRef, TaskRead, TaskSpec, TaskUpdate, Terms, Variable
 from schemas.workers import Capabilities, WorkerDrain, WorkerList, WorkerRegister
 from services.approval import executions
+from services.approval.handlers import task_change
 from services.approval.service import ApprovalService
 from services.dispatcher.service import DispatcherService
 from services.kit.bus import Bus
@@ -191,6 +194,57 @@ class TaskChange(Case):
 
     async def alone(self, whole: Whole) -> None:
         await self._update(whole, whole.agent, 1)
+
+
+async def test_who_decides_about_a_change_of_a_task_sees_all_of_it(whole: Whole) -> None:
+    kept = TaskSpec(execution=Execution(command=["true"]), terms=Terms(needs_approval=True, labels={"env": "prod"}))
+    await whole.bus.request(
+        endpoints.TASKS_UPDATE,
+        TaskUpdate(actor=now(console), project="default", task="plain", expected_revision=1, spec=kept),
+    )
+    script = "\n".join(f"echo {number}" for number in range(2_000)) + "\nrm -rf /"
+    spec = TaskSpec(
+        execution=Execution(
+            command=["python", "-c", script],
+            environment=[
+                Variable(name="PAGER", value="evil"),
+                Variable(name="TOKEN", secret=SecretRef(secret="known")),
+            ],
+        )
+    )
+    request_id = await whole.ask(
+        "task.change", {"task": "plain", "expected_revision": 2, "spec": msgspec.to_builtins(spec)}
+    )
+    question = ApprovalRead(actor=now(console), project="default", approval=request_id)
+    found = (await whole.bus.request(endpoints.APPROVALS_GET, question)).approval
+    changes = {one["path"]: (one["before"], one["after"]) for one in found.preview["changes"]}
+    assert changes["execution.environment"] == (
+        None,
+        [{"name": "PAGER", "value": "evil"}, {"name": "TOKEN", "secret": {"secret": "known"}}],
+    )
+    assert changes["terms"] == ({"labels": {"env": "prod"}, "needs_approval": True}, None)
+    (cut,) = (after for _, after in changes.values() if isinstance(after, str) and "sha256" in after)
+    assert str(len(script)) in cut
+    assert found.plan is not None
+    assert found.plan["spec"]["execution"]["command"] == ["python", "-c", script]
+    listed = await whole.bus.request(endpoints.APPROVALS_LIST, ApprovalList(actor=now(console), project="default"))
+    assert [item.plan for item in listed.items] == [None]
+
+
+async def test_a_sealed_value_is_shown_to_nobody(whole: Whole) -> None:
+    request_id = await whole.ask("secret.set", await SecretChange().plan(whole))
+    question = ApprovalRead(actor=now(console), project="default", approval=request_id)
+    assert (await whole.bus.request(endpoints.APPROVALS_GET, question)).approval.plan is None
+
+
+def test_many_changes_and_long_ones_fit_into_a_preview() -> None:
+    long = Change(path="execution.command[2]", before="a" * 50_000, after="b" * 50_000)
+    many = [Change(path=f"notes.{number}", before="x" * 100, after="y" * 100) for number in range(100)]
+    shown = task_change._shown([long, *many])
+    assert len(msgspec.json.encode(shown)) < 7_500
+    assert shown["changes"][0]["after"].startswith("b" * 80 + "… (50000 characters, sha256 ")
+    assert shown["left_out"] + len(shown["changes"]) == 101
+    assert task_change._shown([many[0]]) == {"changes": [msgspec.to_builtins(many[0])]}
 
 
 class SecretChange(Case):

@@ -22,7 +22,7 @@ from schemas.tasks import (
 )
 from schemas.triggers import TriggerCreate, TriggerSpec
 from services.kit.clock import ManualClock
-from services.scheduler.differences import differences
+from services.kit.differences import differences
 from services.scheduler.files import Files
 from tests.scheduler.conftest import ALICE, ALLOW, PROJECT, Room, cron, spec
 

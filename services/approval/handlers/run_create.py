@@ -65,15 +65,14 @@ class RunCreateHandler:
             "taskSnapshotRef": task.digest,
             "inputRef": _input_ref(wanted.inputs),
         }
-        command = " ".join(task.spec.execution.command)
         preview: dict[str, Any] = {
             "task": task.name,
             "task_revision": task.revision,
-            "command": command[:PREVIEW_CHARS] + ("…" if len(command) > PREVIEW_CHARS else ""),
+            "command": _cut(" ".join(task.spec.execution.command)),
             "priority": pinned["priority"],
         }
         if wanted.inputs is not None:
-            preview["inputs"] = msgspec.json.encode(wanted.inputs).decode()[:PREVIEW_CHARS]
+            preview["inputs"] = _cut(msgspec.json.encode(wanted.inputs).decode())
             # Beside the fixed fields of the plan, which hold its digest.
             pinned["inputs"] = wanted.inputs
         return Planned(pinned, preview, dict(task.spec.terms.labels))
@@ -138,3 +137,7 @@ class RunCreateHandler:
 
 def _input_ref(inputs: dict[str, Any] | None) -> str | None:
     return None if inputs is None else digest(INPUT_DOMAIN, inputs)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= PREVIEW_CHARS else f"{text[:PREVIEW_CHARS]}…"

@@ -6,6 +6,8 @@ change was made, and refuses one that would come later.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -13,15 +15,20 @@ import msgspec
 from schemas.endpoints import TASKS_GET, TASKS_UPDATE
 from schemas.errors import Ql3Error
 from schemas.limits import SPEC_BYTES
-from schemas.tasks import Task, TaskRead, TaskSpec, TaskUpdate
+from schemas.tasks import Change, Task, TaskRead, TaskSpec, TaskUpdate
 from services.approval.executions import Execution
 from services.approval.handlers.closing import closed, succeeded
 from services.approval.handlers.plans import Plans, read_plan
 from services.approval.handlers.port import Ask, Inspection, Now, Outcome, Planned, service_actor
 from services.approval.recovery import Finding
 from services.approval.store.actions import Dispatch
+from services.kit.differences import each_difference, plain
 
-PREVIEW_CHARS: Final = 512
+CHANGES_BYTES: Final = 6_000
+"""What the changes may take of a preview, as JSON; the plan, which is shown beside it, has all of them whole."""
+CHANGE_BYTES: Final = 1_500
+"""A change that takes more is shown by the beginnings of what was and will be."""
+GIST_CHARS: Final = 80
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,22 +57,14 @@ class TaskChangeHandler:
         task = await self._task(project, wanted.task)
         if task.revision != wanted.expected_revision:
             raise Ql3Error("version_conflict", field="plan.expected_revision", data={"revision": task.revision})
-        spec = msgspec.to_builtins(wanted.spec)
+        spec = plain(wanted.spec)
         if len(msgspec.json.encode(spec)) > SPEC_BYTES:
             raise Ql3Error("too_large", f"A specification has at most {SPEC_BYTES} bytes.", field="plan.spec")
-        before = " ".join(task.spec.execution.command)
-        after = " ".join(wanted.spec.execution.command)
         preview = {
             "task": task.name,
             "from_revision": task.revision,
             "to_revision": task.revision + 1,
-            "command_now": before[:PREVIEW_CHARS],
-            "command_then": after[:PREVIEW_CHARS],
-            "changed": sorted(
-                name
-                for name in ("execution", "terms", "title", "folder", "notes", "parameters")
-                if getattr(task.spec, name) != getattr(wanted.spec, name)
-            ),
+            **_shown(each_difference(plain(task.spec), spec)),
         }
         pinned = {"task_id": task.id, "expected_revision": task.revision, "spec": spec}
         return Planned(pinned, preview, dict(task.spec.terms.labels))
@@ -113,3 +112,29 @@ class TaskChangeHandler:
     async def _task(self, project: str, task: str, revision: int | None = None) -> Task:
         question = TaskRead(actor=service_actor(self._now()), project=project, task=task, revision=revision)
         return (await self._ask(TASKS_GET, question)).task
+
+
+def _shown(changes: Iterable[Change]) -> dict[str, Any]:
+    """Every change from what is to what would be, as long as there is room; `left_out` counts the others."""
+    shown: list[dict[str, Any]] = []
+    room, left_out = CHANGES_BYTES, 0
+    for change in changes:
+        whole = {"path": change.path, "before": change.before, "after": change.after}
+        gist = {"path": change.path, "before": _gist(change.before), "after": _gist(change.after)}
+        # One long text must not push the others out.
+        fits = whole if len(msgspec.json.encode(whole)) <= CHANGE_BYTES else gist
+        size = len(msgspec.json.encode(fits))
+        if size > room:
+            left_out += 1
+            continue
+        shown.append(fits)
+        room -= size
+    return {"changes": shown, "left_out": left_out} if left_out else {"changes": shown}
+
+
+def _gist(value: Any) -> Any:
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if len(text) <= GIST_CHARS:
+        return value
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"{text[:GIST_CHARS]}… ({len(text)} characters, sha256 {digest})"

@@ -42,7 +42,20 @@ export async function approvalsView({ view, project }) {
       note(t("approval.decided", { state: t(`state.${told.state}`) }));
       await read();
     };
-    const preview = Object.entries(one.preview ?? {});
+    const { changes = [], ...facts } = one.preview ?? {};
+    const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+    const preview = [
+      ...Object.entries(facts).map(([name, value]) => `${name}: ${plain(value)}`),
+      ...changes.flatMap(({ path, before, after }) => [
+        ...(before === null ? [] : [`- ${path}: ${plain(before)}`]),
+        ...(after === null ? [] : [`+ ${path}: ${plain(after)}`]),
+      ]),
+    ];
+    const plan = h("pre", { class: "preview", hidden: true });
+    const showPlan = async () => {
+      plan.textContent = JSON.stringify((await api.get(`/projects/${project}/approvals/${one.id}`)).plan, null, 2);
+      plan.hidden = false;
+    };
     return h(
       "article",
       { class: "card" },
@@ -59,7 +72,9 @@ export async function approvalsView({ view, project }) {
           ...one.decisions.map((decision) => ["decision", `${t(`state.${decision.decision}`)} · ${decision.decided_by.id}${decision.reason ? ` · ${decision.reason}` : ""}`]),
         ].map(([name, value]) => h("div", {}, h("dt", {}, t(name)), h("dd", {}, value))),
       ),
-      preview.length ? h("pre", { class: "preview" }, preview.map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join("\n")) : null,
+      preview.length ? h("pre", { class: "preview" }, preview.join("\n")) : null,
+      ["task.change", "run.create"].includes(one.action_type) ? h("p", {}, action(t("approval.plan"), showPlan)) : null,
+      plan,
       one.action_type === "run.release" ? h("p", {}, h("a", { href: `#/run/${one.id}` }, t("run.this"))) : null,
       one.state === "pending"
         ? h("div", { class: "decide" }, field(t("reason"), reason), action(t("approve"), decide("approved"), { class: "main" }), action(t("reject"), decide("rejected"), { class: "bad" }))

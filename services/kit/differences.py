@@ -16,8 +16,14 @@ _TEXT: Final = 2_000
 
 def differences(before: Any, after: Any) -> tuple[list[Change], bool]:
     """At most `SHOWN` changes from plain data to plain data, and whether there are more."""
-    found = list(islice(_walk(before, after, ""), SHOWN + 1))
-    return found[:SHOWN], len(found) > SHOWN
+    found = list(islice(each_difference(before, after), SHOWN + 1))
+    short = [Change(path=one.path, before=_short(one.before), after=_short(one.after)) for one in found[:SHOWN]]
+    return short, len(found) > SHOWN
+
+
+def each_difference(before: Any, after: Any) -> Iterator[Change]:
+    """Every change, with whole values."""
+    return _walk(before, after, "")
 
 
 def plain(value: Any) -> Any:
@@ -35,7 +41,7 @@ def _walk(before: Any, after: Any, path: str) -> Iterator[Change]:
     elif isinstance(before, list) and isinstance(after, list):
         yield from _lists(cast("list[Any]", before), cast("list[Any]", after), path)
     else:
-        yield Change(path=path, before=_short(before), after=_short(after))
+        yield Change(path=path, before=before, after=after)
 
 
 def _lists(before: list[Any], after: list[Any], path: str) -> Iterator[Change]:
