@@ -104,12 +104,15 @@ class Executor:
         handler = self._handlers.get(dispatch.binding.action_type)
         if handler is not None and handler.needs is not None and not reachable.get(handler.needs, False):
             return False
+        try:
+            code, retry = await self._inspect(handler, dispatch)
+        except Ql3Error:
+            return False  # it answers for its health, but not for this: no attempt is used up either
         token = new_id()
         claimed = await self.claim(dispatch_id, token)
         if claimed is None:
             return True
         lease = Lease(self._owner, token, claimed.version)
-        code, retry = await self._inspect(handler, dispatch)
         if code is not None or handler is None:
             await self.release(dispatch_id, lease, code or "handler_unavailable", retry=retry)
             return True
@@ -118,11 +121,14 @@ class Executor:
         return True
 
     async def _inspect(self, handler: Handler | None, dispatch: Dispatch) -> tuple[str | None, bool]:
+        """Why it cannot be carried out, and whether that may pass. Raises what comes of an outage."""
         if handler is None:
             return "handler_unavailable", True
         try:
             found = await handler.inspect(dispatch)
         except Exception as error:  # whatever it was, nothing has happened yet and it may be tried again
+            if isinstance(error, Ql3Error) and error.kind.status >= 500:
+                raise
             log.warning("an inspection failed", dispatch=dispatch.id, error=type(error).__name__)
             return "handler_inspection_failed", True
         if found.verdict != "ready":
@@ -150,7 +156,8 @@ class Executor:
             try:
                 return await handler.execute(dispatch)
             except Ql3Error as error:
-                if error.code not in ("unavailable", "database_unavailable", "commit_unknown", "capacity"):
+                # Of a failure of ours nobody knows whether it was before the effect; a fence has kept it from that.
+                if error.kind.status < 500 and error.code != "policy_fence_conflict":
                     return Outcome("failed", error.code)
             except Exception:
                 log.exception("an approved action failed behind the barrier", dispatch=dispatch.id)

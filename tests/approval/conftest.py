@@ -173,6 +173,9 @@ class Receiver:
         self.verdict = "ready"
         self.evidence: Finding | None = None
         self.broken = False
+        self.blind = False
+        self.refuses: list[str] = []
+        """Codes with which it refuses, one each time it is asked to act."""
 
     action_type = "run.release"
     permission = "run.start"
@@ -184,6 +187,8 @@ class Receiver:
     async def inspect(self, dispatch: Dispatch) -> Inspection:
         if self.away:
             raise Ql3Error("unavailable")
+        if self.blind:
+            raise RuntimeError("blind")
         if self.verdict != "ready":
             return Inspection(None, self.verdict, "told_so")  # type: ignore[arg-type]
         return Inspection(self.digest or dispatch.binding.action_digest)
@@ -191,6 +196,8 @@ class Receiver:
     async def execute(self, dispatch: Dispatch) -> Outcome:
         if self.broken:
             raise RuntimeError("broken")
+        if self.refuses:
+            raise Ql3Error(self.refuses.pop(0))
         if dispatch.id in self.closed:
             return Outcome("failed", "closed")
         if dispatch.id not in self.effects:

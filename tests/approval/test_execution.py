@@ -107,7 +107,7 @@ async def test_a_started_action_answers_the_same_start_again(works: Works) -> No
 @pytest.mark.parametrize(
     ("set_up", "status", "code"),
     [
-        ({"away": True}, "retry_wait", "handler_inspection_failed"),
+        ({"blind": True}, "retry_wait", "handler_inspection_failed"),
         ({"verdict": "retry"}, "retry_wait", "told_so"),
         ({"verdict": "blocked"}, "blocked", "told_so"),
         ({"digest": "b" * 64}, "blocked", "action_digest_mismatch"),
@@ -136,16 +136,48 @@ async def test_an_unknown_action_waits_for_a_version_that_knows_it(works: Works)
 
 
 async def test_attempts_before_the_barrier_are_bounded(works: Works) -> None:
-    works.receiver.away = True
+    works.receiver.blind = True
     dispatch = await works.dispatched()
     for _ in range(executions.MAX_ATTEMPTS):
         await works.executor.run(dispatch.id, {})
         await shift_clock(works.database, executions.RETRY_MAX_MS)
     execution = await works.execution(dispatch)
     assert (execution.status, execution.attempt_count) == ("blocked", executions.MAX_ATTEMPTS)
-    works.receiver.away = False
+    works.receiver.blind = False
     await works.executor.run(dispatch.id, {})
     assert works.receiver.effects == []
+
+
+async def test_an_outage_uses_no_attempt_up(works: Works) -> None:
+    works.receiver.away = True
+    dispatch = await works.dispatched()
+    for _ in range(executions.MAX_ATTEMPTS + 1):
+        assert await works.executor.run(dispatch.id, {}) is False
+    assert (await works.execution(dispatch)).attempt_count == 0
+    works.receiver.away = False
+    assert await works.executor.run(dispatch.id, {})
+    assert works.receiver.effects == [dispatch.id]
+
+
+@pytest.mark.parametrize("refusal", ["internal_error", "secret_unavailable", "policy_fence_conflict", "capacity"])
+async def test_a_passing_failure_behind_the_barrier_is_not_the_end(
+    works: Works, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    monkeypatch.setattr("services.approval.executor.ASK_AGAIN_S", (0.0, 0.0))
+    works.executor._stopping.clear()  # type: ignore[reportPrivateUsage]
+    works.receiver.refuses = [refusal, refusal]
+    dispatch = await works.dispatched()
+    await works.executor.run(dispatch.id, {})
+    assert (await works.execution(dispatch)).status == "succeeded"
+    assert works.receiver.effects == [dispatch.id]
+
+
+async def test_a_refusal_is_the_end(works: Works) -> None:
+    works.receiver.refuses = ["version_conflict"]
+    dispatch = await works.dispatched()
+    await works.executor.run(dispatch.id, {})
+    execution = await works.execution(dispatch)
+    assert (execution.status, execution.last_result_code) == ("failed", "version_conflict")
 
 
 async def test_nobody_is_claimed_for_while_the_receiver_is_away(works: Works) -> None:
