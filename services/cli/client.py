@@ -87,10 +87,17 @@ def find(data: Path | None) -> tuple[str, str]:
     if url and data is None:
         if not token:
             raise Ql3Error("unauthenticated", "QL3_URL is set without a credential.", field="QL3_TOKEN")
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = httpx.URL(url)
+            urlsplit(url)
+        except (httpx.InvalidURL, ValueError):
+            parts = httpx.URL()
+        if parts.scheme not in ("http", "https") or not parts.host or (parts.port or 0) > 65_535:
             raise Ql3Error("invalid", "Write http://host:port or https://host.", field="QL3_URL")
-        return url, token.strip()
+        token = token.strip()
+        if not (token.isascii() and token.isprintable()):
+            raise Ql3Error("invalid", "This is no credential; give it as it was issued.", field="QL3_TOKEN")
+        return url, token
     console = read_console(data)
     return console.url, token_of(console)
 

@@ -23,6 +23,15 @@ _PART: Final = re.compile(r"(?:(?<=^)|(?<=\())(?:" + "|".join(FIELDS) + r")(?=\)
 _SAID: Final = tuple(
     (re.compile(english), chinese)
     for english, chinese in (
+        # Where the system is.
+        (r"Write http://host:port or https://host\.", "请写 http://host:port 或 https://host。"),
+        (r"QL3_URL is set without a credential\.", "设置了 QL3_URL，但没有凭据。"),
+        (r"This is no credential; give it as it was issued\.", "这不是凭据；请按签发的原样给出。"),
+        (
+            r"ql3 is not running on (.+): start it with ql3 up, or name it with --data\.",
+            r"ql3 没有在 \1 上运行：请用 ql3 up 启动，或用 --data 指定。",
+        ),
+        (r"The gateway cannot be reached \((\w+)\)\.", r"无法连接网关（\1）。"),
         # The expression as a whole.
         (r"It has (\d+) characters; at most (\d+) are read\.", r"它有 \1 个字符；最多读取 \2 个。"),
         (

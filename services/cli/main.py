@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -63,6 +63,10 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+BROKEN_PIPE: Final = 128 + 13
+"""As a shell tells the end by SIGPIPE."""
+
+
 @app.callback()
 def root(
     version: Annotated[
@@ -72,7 +76,7 @@ def root(
     """ql3 runs people's scripts and never loses, doubles or forgets a run.
 
     Exit codes: 0 success (with --wait: the run succeeded), 1 the run failed, 2 usage or refused input, 3 cancelled, 4
-    timed out, 5 the service cannot be reached, 6 denied.
+    timed out, 5 the service cannot be reached, 6 denied; 130 interrupted, 141 the reader of the output has gone.
     """
 
 
@@ -87,19 +91,26 @@ def run(arguments: list[str]) -> int:
 
     try:
         answer = app(arguments, prog_name="ql3", standalone_mode=False)
-        sys.stdout.flush()
     except Ql3Error as error:
         return refuse(error, arguments)
     except (BrokenPipeError, SystemExit):
-        # Whoever read our output has had enough (typer turns that into an exit of its own). What is still buffered must
-        # not raise again at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
-        return 0
+        # Whoever read our output has had enough (typer turns that into an exit of its own); the command is not done.
+        _say_no_more()
+        return BROKEN_PIPE
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         return _usage(error)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _say_no_more()
     return answer if isinstance(answer, int) else 0
+
+
+def _say_no_more() -> None:
+    # What is still buffered must not raise again at the end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
 
 
 def _usage(error: Exception) -> int:

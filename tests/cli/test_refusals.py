@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from services.scheduler.cron.grammar import parse
 from services.scheduler.cron.instants import refuse_never
 from services.scheduler.cron.zones import zone
 from services.scheduler.decisions import CAUSES
+from tests.cli.conftest import clean_environment
 from tests.scheduler.cron.test_grammar import REFUSED
 
 TWO = ["task", "create", "x", "--cron", "0 0 * * *", "--cron", "0 0 ? * *", "--", "true"]
@@ -141,3 +145,50 @@ def test_help_without_a_command_is_english(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("QL3_LANG", "zh")
     assert run(["cron"]) == 2
     assert "Usage: ql3 cron" in capsys.readouterr().err
+
+
+def _ended(*arguments: str, reader_gone: bool = False, **environment: str) -> tuple[int, str]:
+    """Exit code and standard error of a command that nobody may be reading from."""
+    read, write = os.pipe()
+    if reader_gone:
+        os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "services.cli.main", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        env={**clean_environment(), **environment},
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    os.close(write)
+    if not reader_gone:
+        os.close(read)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://x:abc", "http://", "ftp://x", "nonsense", "http://x:99999999999", "//x"]
+)
+def test_a_url_that_is_none_is_one_line(url: str) -> None:
+    code, said = _ended("task", "list", QL3_URL=url, QL3_TOKEN="ql3c_x")
+    assert (code, said.count("\n")) == (2, 1)
+    assert said.startswith("error: QL3_URL: ")
+    code, said = _ended("task", "list", QL3_URL=url, QL3_TOKEN="ql3c_x", QL3_LANG="zh")
+    assert "请写 http://host:port" in said
+
+
+@pytest.mark.parametrize("token", ["ü", "a\nb", "a\tb"])
+def test_a_token_that_is_none_is_one_line_without_it(token: str) -> None:
+    code, said = _ended("task", "list", QL3_URL="http://127.0.0.1:1", QL3_TOKEN=token)
+    assert (code, said.count("\n")) == (2, 1)
+    assert said.startswith("error: QL3_TOKEN: ")
+    assert token not in said
+
+
+def test_what_could_not_be_said_is_no_success() -> None:
+    every_minute = ("cron", "next", "* * * * *", "--count", "3")
+    assert _ended(*every_minute) == (0, "")
+    assert _ended(*every_minute, reader_gone=True) == (141, "")
+    assert _ended("cron", "next", "nonsense", reader_gone=True)[0] == 2
