@@ -280,7 +280,7 @@ async def test_an_interrupted_wait_leaves_the_run_alone(ql3: Command) -> None:
     assert ql3.scene.runs[uuid("b", 1)].status in ("queued", "running")
 
 
-async def test_a_reader_that_has_had_enough_is_no_error(ql3: Command) -> None:
+async def test_a_reader_that_has_had_enough_ends_the_command_in_silence_as_a_pipe_does(ql3: Command) -> None:
     await created(ql3)
     ql3.scene.logs[uuid("a", 11)] = b"x" * 4_000_000
     ql3.scene.at_run = ["running", "succeeded"]
@@ -292,7 +292,7 @@ async def test_a_reader_that_has_had_enough_is_no_error(ql3: Command) -> None:
     process.stdout._transport.close()  # type: ignore[attr-defined]
     async with asyncio.timeout(90):
         assert await process.stderr.read() == b""
-        assert await process.wait() == 0
+        assert await process.wait() == 141
 
 
 async def test_runs_are_listed_shown_explained_cancelled_and_retried(ql3: Command) -> None:
