@@ -14,7 +14,7 @@ from services.kit.database import Row, Transaction
 from services.kit.ids import new_id
 from services.scheduler import triggers as rules
 from services.scheduler.bells import BELL, CHAIN_BELL, RING_BELL
-from services.scheduler.decisions import CAUSES, Decision, Missed, begin, settle_stop
+from services.scheduler.decisions import CAUSES, TRIGGER_DISABLED, Decision, Missed, begin, settle_stop
 from services.scheduler.store import schedules
 from services.scheduler.store import triggers as store
 from services.scheduler.triggers import Plan, Span
@@ -200,7 +200,8 @@ async def stop(tx: Transaction, rows: Sequence[Row], cause: str, withdrawn: list
                 "updated_at_ms": now_ms,
             }
             for row in rows
-            if row["stopped_by"] in (None, "project_archived")
+            # A trigger that is disabled stays so when its task is enabled.
+            if row["stopped_by"] in (None, "project_archived") or cause == TRIGGER_DISABLED
         ],
     )
     missed = [

@@ -137,6 +137,21 @@ async def test_a_disabled_task_says_so(room: Room, clock: ManualClock) -> None:
     assert await room.causes() == [("task_disabled", 2)]
 
 
+async def test_a_trigger_that_is_disabled_after_its_task_stays_so(room: Room, clock: ManualClock) -> None:
+    task = await room.create("hourly", cron("0 * * * *"))
+    await room.enable(task, False)
+    trigger = await room.enable_trigger(await room.trigger(), False)
+    await room.enable(task, True)
+    clock.advance(2 * HOUR)
+    await room.look()
+    assert room.ledger.runs == {}
+    await room.enable_trigger(trigger, True)
+    assert await room.causes() == [("trigger_disabled", 2)]
+    clock.advance(HOUR)
+    await room.look()
+    assert len(room.ledger.runs) == 1
+
+
 async def test_what_is_disabled_within_the_second_does_not_start(room: Room, clock: ManualClock) -> None:
     await room.create("hourly", cron("0 * * * *"))
     trigger = await room.trigger()
