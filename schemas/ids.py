@@ -10,6 +10,7 @@ from msgspec import Meta
 ID_PATTERN: Final = r"^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z"
 SLUG_PATTERN: Final = r"^[a-z0-9][a-z0-9-]{0,62}\Z"
 ENV_NAME_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,254}\Z"
+SUBJECT_PATTERN: Final = r"^[A-Za-z0-9_@~][A-Za-z0-9_.:@~-]{0,254}\Z"
 DIGEST_PATTERN: Final = r"^[0-9a-f]{64}\Z"
 
 Id = Annotated[str, Meta(pattern=ID_PATTERN)]
@@ -24,6 +25,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 
 _id = re.compile(ID_PATTERN)
 _slug = re.compile(SLUG_PATTERN)
+_subject = re.compile(SUBJECT_PATTERN)
 
 
 def is_id(text: str) -> bool:
@@ -34,3 +36,8 @@ def is_id(text: str) -> bool:
 def is_slug(text: str) -> bool:
     """Whether text may stand in a subject and be typed as a name."""
     return _slug.fullmatch(text) is not None
+
+
+def is_subject_id(text: str) -> bool:
+    """Whether text may be the id of somebody new: it fits into a path, so that they can be shut out by it too."""
+    return _subject.fullmatch(text) is not None

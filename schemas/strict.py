@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, TypeVar
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from msgspec import inspect
@@ -12,6 +14,9 @@ from schemas.errors import Ql3Error
 from schemas.ids import DIGEST_PATTERN, ENV_NAME_PATTERN, ID_PATTERN, SLUG_PATTERN
 
 S = TypeVar("S")
+INTEGER_MAX: Final = 2**63 - 1
+"""What a column of a table keeps."""
+_DOUBTFUL: Final = re.compile(rb"\\u0000|[0-9]{16}")
 
 
 def read_json(raw: bytes, wanted: type[S], *, max_bytes: int) -> S:
@@ -23,6 +28,8 @@ def read_json(raw: bytes, wanted: type[S], *, max_bytes: int) -> S:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Ql3Error("invalid", "The body is not valid JSON.") from error
     try:
+        if _DOUBTFUL.search(raw):
+            refuse_unkept(plain)
         return read_plain(plain, wanted)
     except RecursionError:
         raise Ql3Error("invalid", "The body is nested too deeply.") from None
@@ -37,6 +44,24 @@ def read_plain(plain: Any, wanted: type[S]) -> S:
         what, found, path = str(error).rpartition(" - at `$")
         field = path.rstrip("`").lstrip(".") if found else None
         raise Ql3Error("invalid", _sentence(what if found else str(error)), field=field or None) from error
+
+
+def refuse_unkept(plain: Any, path: str = "") -> None:
+    """Raise `invalid` for the first text with a NUL character, or whole number beyond `INTEGER_MAX`, naming it."""
+    if isinstance(plain, str):
+        if "\0" in plain:
+            raise Ql3Error("invalid", "Text holds no NUL character.", field=path.replace("\0", "?") or None)
+    elif isinstance(plain, int):
+        if abs(plain) > INTEGER_MAX:
+            raise Ql3Error("invalid", f"A whole number is at most {INTEGER_MAX}.", field=path or None)
+    elif isinstance(plain, Mapping):
+        for name, value in cast("Mapping[str, Any]", plain).items():
+            inner = f"{path}.{name}" if path else name
+            refuse_unkept(name, inner)
+            refuse_unkept(value, inner)
+    elif isinstance(plain, list | tuple):
+        for index, value in enumerate(cast("list[Any]", plain)):
+            refuse_unkept(value, f"{path}[{index}]")
 
 
 def refuse_unknown(plain: Any, wanted: Any) -> None:

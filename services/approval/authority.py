@@ -24,7 +24,7 @@ from schemas.identity import (
     Subject,
 )
 from services.approval import policy, roles
-from services.approval.gate import Act, Gate, policy_changed, subject_of
+from services.approval.gate import Act, Gate, policy_changed, refuse_unnameable, subject_of
 from services.approval.policy import Fence, fence_of
 from services.approval.requests import default_mode
 from services.approval.store import projects
@@ -176,6 +176,8 @@ class Authority:
         # Nobody becomes an owner unseen by a transaction that shuts them out.
         await projects.share_identity(tx, subject)
         current = await projects.binding(tx, project, subject)
+        if current is None:
+            refuse_unnameable(subject)
         change = roles.Change(
             target=subject,
             role=wanted.role,

@@ -32,7 +32,7 @@ from schemas.identity import (
     Subject,
 )
 from services.approval import bootstrap
-from services.approval.gate import Act, Gate, policy_changed, subject_of
+from services.approval.gate import Act, Gate, policy_changed, refuse_unnameable, subject_of
 from services.approval.policy import RANK, fence_of, is_local_console
 from services.approval.store import challenges, identities, projects
 from services.kit import audit
@@ -63,6 +63,7 @@ class Directory:
             now_ms = self._gate.now_ms()
             identity = await identities.get(tx, subject)
             if identity is None:
+                refuse_unnameable(subject)
                 await identities.insert(tx, subject, wanted.display_name, now_ms)
                 identity = Identity(
                     type=subject.type,

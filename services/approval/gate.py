@@ -10,6 +10,7 @@ import msgspec
 from schemas import subjects
 from schemas.errors import Ql3Error
 from schemas.identity import Actor, PolicyChanged, PolicyCheck, PolicyDecision, Subject
+from schemas.ids import is_subject_id
 from services.approval import policy
 from services.approval.requests import SKEW_MS
 from services.approval.store import projects
@@ -53,6 +54,14 @@ class Act(NamedTuple):
 def subject_of(actor: Actor) -> Subject:
     """Who acts, without how they proved it."""
     return Subject(type=actor.type, id=actor.id)
+
+
+def refuse_unnameable(subject: Subject) -> None:
+    """Raises `invalid` for an id that no path can hold, and under which nobody could be shut out."""
+    if not is_subject_id(subject.id):
+        raise Ql3Error(
+            "invalid", "Use letters, digits and _ . : @ ~ -, not beginning with . : or -.", field="subject.id"
+        )
 
 
 class Gate:

@@ -16,7 +16,7 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
 from schemas.errors import Ql3Error
-from schemas.strict import read_json, read_plain
+from schemas.strict import read_json, read_plain, refuse_unkept
 from services.gateway.authenticate import Principal
 from services.gateway.calls import Call
 from services.gateway.desk import Desk
@@ -168,8 +168,11 @@ def _query(raw: bytes, reads: type[msgspec.Struct]) -> Any:
             return read_plain(plain, reads)  # refuses, with the name that was meant
         if known[name]:
             plain[name] = text.split(",")
+    refuse_unkept(plain)
     try:
-        return msgspec.convert(plain, reads, strict=False)
+        found = msgspec.convert(plain, reads, strict=False)
+        refuse_unkept(msgspec.to_builtins(found))
+        return found
     except msgspec.ValidationError as error:
         what, found, path = str(error).rpartition(" - at `$")
         field = path.rstrip("`").lstrip(".") if found else None

@@ -234,6 +234,17 @@ async def test_names_of_providers_resolve_while_all_is_active(world: World) -> N
     assert (await resolve("ann"), await effect(world, ann, "run.start")) == ("ann", "allow")
 
 
+@pytest.mark.parametrize("name", ["a/b", ".", "..", "a b", "ä", "a%2fb", "a\n", "-a", "?"])
+async def test_nobody_gets_a_name_that_fits_into_no_path(world: World, name: str) -> None:
+    owner = await world.person("owner", "owner")
+    subject = Subject(type="api_app", id=name)
+    wanted = IdentityRegister(actor=owner, subject=subject, provider="api_credential", provider_subject="c1")
+    for made in (world.directory.register(wanted), world.authority.bind_role(bind(owner, subject, "viewer", 0))):
+        error = await refused(made)
+        assert (error.code, error.field) == ("invalid", "subject.id")
+    assert (await world.person("team:ci_1@host.example~x", "viewer")).id
+
+
 def _as(wanted: IdentityRegister, who: Actor) -> IdentityRegister:
     return IdentityRegister(
         actor=who, subject=wanted.subject, provider=wanted.provider, provider_subject=wanted.provider_subject

@@ -160,6 +160,23 @@ async def test_a_credential_cannot_make_another_for_itself(house: House) -> None
     assert answer.status_code == 403
 
 
+async def test_a_credential_rotates_only_itself_and_never_outlives_its_end(house: House) -> None:
+    owner = await house.owner()
+    made, sibling = [
+        (await owner.post("/api/v3/credentials", json={"name": name, "ttl_ms": 3_600_000})).json()
+        for name in ("ci", "other")
+    ]
+    program = house.client(made["token"])
+    house.clock.advance(1_800_000)
+    year = {"ttl_ms": 300 * 86_400_000, "overlap_ms": 60_000}
+    refused = await program.post(f"/api/v3/credentials/{sibling['id']}/rotate", json=year)
+    assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+    rotated = (await program.post(f"/api/v3/credentials/{made['id']}/rotate", json=year)).json()
+    assert (rotated["version"], rotated["expires_at_ms"]) == (2, made["expires_at_ms"])
+    renewed = (await owner.post(f"/api/v3/credentials/{made['id']}/rotate", json=year)).json()
+    assert renewed["expires_at_ms"] == house.clock.now_ms() + 300 * 86_400_000
+
+
 async def test_a_disabled_person_is_refused_within_two_seconds(house: House) -> None:
     owner = await house.owner()
     assert (await owner.get("/api/v3/session")).status_code == 200

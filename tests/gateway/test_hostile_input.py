@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
 from schemas import endpoints
 from schemas.errors import REGISTRY
 from schemas.tasks import TaskCreate
+from services.gateway.routes import ALL
 from services.gateway.service import GatewayService
 from services.gateway.settings import GatewaySettings
 from services.kit.bus import Caller, Route
@@ -294,3 +297,53 @@ def test_an_address_that_is_none_is_named(listen: str) -> None:
     with pytest.raises(Exception, match="host:port") as caught:
         _ = GatewaySettings(listen=listen).address
     assert caught.value.field == "QL3_LISTEN"  # type: ignore[attr-defined]
+
+
+def _walked(path: str) -> str:
+    """An operation's path with something plausible in each place."""
+    for name, value in {"project": "default", "task": "hello", "type": "user"}.items():
+        path = path.replace("{" + name + "}", value)
+    return re.sub(r"\{\w+\}", "0190a0a0-0000-7000-8000-00000000000a", path)
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 10**400, "a\0b", ["a\0"], {"deep": [{"\0": 1}]}])
+async def test_what_no_table_keeps_is_refused_by_name(house: House, value: object) -> None:
+    owner = await house.owner()
+    walked = 0
+    for operation in ALL:
+        if operation.method == "GET":
+            continue
+        field = next((one.encode_name for one in msgspec.structs.fields(operation.reads)), None)
+        if field is None:
+            continue
+        body = json.dumps({field: value})
+        answer = await owner.request(
+            operation.method,
+            _walked(operation.path),
+            content=body,
+            headers={"Content-Type": "application/json"},
+        )
+        problem = answer.json()
+        assert (answer.status_code, problem["code"]) == (400, "invalid"), (operation.name, problem)
+        if value != 10**400:  # the decoder itself has had enough
+            assert problem["field"].startswith(field), (operation.name, problem)
+        walked += 1
+    assert walked > 30
+
+
+@pytest.mark.parametrize("text", ["%00", str(2**63), "9" * 40, "-" + "9" * 19])
+async def test_no_query_breaks_a_list(house: House, text: str) -> None:
+    console = house.console()
+    walked = 0
+    for operation in ALL:
+        if operation.method != "GET" or operation.produces != "json":
+            continue
+        for field in msgspec.structs.fields(operation.reads):
+            kind = str(field.type)
+            if "int" not in kind and (text != "%00" or "str" not in kind):
+                continue
+            answer = await console.get(f"{_walked(operation.path)}?{field.encode_name}={text}")
+            problem = answer.json()
+            assert (answer.status_code, problem["code"]) == (400, "invalid"), (operation.name, problem)
+            walked += 1
+    assert walked > 10

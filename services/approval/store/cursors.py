@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from schemas.errors import Ql3Error
+from schemas.strict import refuse_unkept
 
 T = TypeVar("T")
 
@@ -38,6 +39,8 @@ def decode_text(cursor: str | None) -> str:
 
 def _decode(cursor: str, wanted: type[T]) -> T:
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)), type=wanted)
-    except (binascii.Error, ValueError) as error:
+        found = msgspec.json.decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)), type=wanted)
+        refuse_unkept(found)
+        return found
+    except (binascii.Error, ValueError, Ql3Error) as error:
         raise Ql3Error("invalid", "This is not a cursor of this list.", field="cursor") from error

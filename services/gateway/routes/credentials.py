@@ -84,24 +84,31 @@ async def create_credential(call: Call[NewCredential]) -> Credential:
 
 @operations.post("/credentials/{credential}/rotate", Rotation, Credential, keep="no")
 async def rotate_credential(call: Call[Rotation]) -> Credential:
-    """Give a credential a new secret."""
+    """Give a credential a new secret. A credential may do this for itself, and its end stays where it was."""
     current = await call.desk.issuer.find(call.id("credential"))
-    await _require(call, current, "project.manage")
-    return _issued(call, await call.desk.issuer.rotate(call.actor, current, call.input.ttl_ms, call.input.overlap_ms))
+    ttl_ms = call.input.ttl_ms
+    if not _own(call, current):
+        await call.desk.policy.require(call.actor, DEFAULT_PROJECT, "project.manage")
+    elif call.principal is not None and call.principal.kind == "credential":
+        # Whoever carried a token off must not outlive it, nor take those of its siblings.
+        if call.principal.id != current.id:
+            raise Ql3Error("forbidden", "A credential rotates only itself; sign in to rotate your others.")
+        ttl_ms = min(ttl_ms, current.expires_at_ms - call.desk.clock.now_ms())
+    return _issued(call, await call.desk.issuer.rotate(call.actor, current, ttl_ms, call.input.overlap_ms))
 
 
 @operations.post("/credentials/{credential}/revoke", Nothing, Credential, keep="no")
 async def revoke_credential(call: Call[Nothing]) -> Credential:
     """End a credential."""
     current = await call.desk.issuer.find(call.id("credential"))
-    await _require(call, current, "policy.manage")
+    if not _own(call, current):
+        await call.desk.policy.require(call.actor, DEFAULT_PROJECT, "policy.manage")
     await call.desk.issuer.revoke(call.actor, current)
     return _shown(await call.desk.issuer.find(current.id), call.desk.clock.now_ms())
 
 
-async def _require(call: Call[Rotation] | Call[Nothing], current: Version, permission: str) -> None:
-    if (current.subject_type, current.subject_id) != (call.actor.type, call.actor.id):
-        await call.desk.policy.require(call.actor, DEFAULT_PROJECT, permission)
+def _own(call: Call[Rotation] | Call[Nothing], current: Version) -> bool:
+    return (current.subject_type, current.subject_id) == (call.actor.type, call.actor.id)
 
 
 def _issued(call: Call[NewCredential] | Call[Rotation], issued: Issued) -> Credential:
