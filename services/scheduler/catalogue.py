@@ -36,6 +36,7 @@ from services.kit.ids import new_id
 from services.scheduler import ahead, scheduling, triggers
 from services.scheduler import tasks as rules
 from services.scheduler.bells import BELL, RING_BELL
+from services.scheduler.chains import refuse_cycle
 from services.scheduler.store import admissions as admission_store
 from services.scheduler.store import schedules
 from services.scheduler.store import tasks as store
@@ -58,8 +59,8 @@ class Catalogue:
         """A new task at revision 1 with its triggers. Raises `name_taken`, `mutation_conflict`, or what is wrong."""
         return await self._mutate(self.creating(ask, decision))
 
-    def creating(self, ask: TaskCreate, decision: PolicyDecision) -> Work:
-        """The same, as a part of a transaction."""
+    def creating(self, ask: TaskCreate, decision: PolicyDecision, *, later: bool = False) -> Work:
+        """The same, as a part of a transaction; with `later` that looks itself what follows what, at its end."""
         warnings = rules.check(ask.spec)
         specs = triggers.read_specs(ask.triggers, self._clock.now_ms())
         for index, trigger in enumerate(specs):
@@ -104,6 +105,10 @@ class Catalogue:
                     now_ms=now_ms,
                     look_now=decision.has_rules,
                 )
+            for index, spec in enumerate(specs):
+                if spec.kind == "after_task" and not later:
+                    with triggers.placed(f"triggers[{index}]"):
+                        await refuse_cycle(tx, ask.project, ask.name, spec, absent=True)
             detail = {"name": ask.name, "digest": compiled.spec_digest, "triggers": len(specs)}
             await audit.append(tx, ask.actor, "task.create", ask.project, task_id, decision, detail)
             return await self._changed(tx, ask.project, task_id, warnings)

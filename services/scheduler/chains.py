@@ -8,7 +8,7 @@ import msgspec
 
 from schemas.errors import Ql3Error
 from schemas.triggers import TriggerSpec
-from services.kit.database import Row, Transaction
+from services.kit.database import Transaction
 from services.scheduler.store import tasks as task_store
 from services.scheduler.store import triggers as store
 
@@ -16,8 +16,12 @@ CHAIN_LENGTH: Final = 64
 """How many tasks may follow each other."""
 
 
-async def refuse_cycle(tx: Transaction, project: str, task: Row, spec: TriggerSpec) -> None:
-    """Raises `invalid` when a task would follow itself, at once or through others; a chain is also bounded."""
+async def refuse_cycle(tx: Transaction, project: str, task: str, spec: TriggerSpec, *, absent: bool = False) -> bool:
+    """Whether the task that this one is to follow is there; with `absent` it need not be.
+
+    Raises `invalid` when a task would follow itself, at once or through others; a chain is also bounded.
+    """
+    there = True
     ahead = [spec.after_task]
     seen: set[str] = set()
     while ahead:
@@ -25,15 +29,17 @@ async def refuse_cycle(tx: Transaction, project: str, task: Row, spec: TriggerSp
         if name is None or name in seen:
             continue
         seen.add(name)
-        if name == task["name"]:
-            raise Ql3Error("invalid", "The task would follow itself without end.", field="spec.after_task")
+        if name == task:
+            raise Ql3Error("invalid", "The task would follow itself without end.", field="after_task")
         if len(seen) > CHAIN_LENGTH:
-            raise Ql3Error("invalid", f"At most {CHAIN_LENGTH} tasks follow each other.", field="spec.after_task")
+            raise Ql3Error("invalid", f"At most {CHAIN_LENGTH} tasks follow each other.", field="after_task")
         row = await task_store.find(tx, project, name)
         if row is None or row["deleted"]:
-            if name == spec.after_task:
-                raise Ql3Error("not_found", "There is no such task in this project.", field="spec.after_task")
+            there = there and name != spec.after_task
+            if not there and not absent:
+                raise Ql3Error("not_found", "There is no such task in this project.", field="after_task")
             continue
         for trigger in await store.of_tasks(tx, [row["id"]]):
             if trigger["kind"] == "after_task":
                 ahead.append(msgspec.json.decode(trigger["spec"], type=TriggerSpec).after_task)
+    return there

@@ -16,6 +16,7 @@ from services.kit.differences import differences, plain
 from services.scheduler import tasks as rules
 from services.scheduler import triggers as trigger_rules
 from services.scheduler.catalogue import Catalogue
+from services.scheduler.chains import refuse_cycle
 from services.scheduler.store import tasks as store
 from services.scheduler.store import triggers as trigger_store
 from services.scheduler.timetable import Timetable
@@ -53,7 +54,7 @@ class Files:
                 except Ql3Error as error:
                     field = f"{task.name}.{error.field}" if error.field else task.name
                     raise Ql3Error(error.code, error.detail, field=field, data=error.data) from error
-            answer = ApplyAnswer(items=items, dry_run=ask.dry_run)
+            answer = ApplyAnswer(items=await self._followed(tx, ask.project, items), dry_run=ask.dry_run)
             if ask.dry_run:
                 raise _DryRun(answer)
             return answer
@@ -79,6 +80,7 @@ class Files:
                     enabled=task.enabled,
                 ),
                 decision,
+                later=True,
             )(tx)
             after = {"spec": plain(task.spec), "triggers": [plain(spec) for spec in wanted], "enabled": task.enabled}
             return TaskOutcome(
@@ -92,6 +94,18 @@ class Files:
             changes.append(Change(path="enabled", before=bool(row["enabled"]), after=task.enabled))
         action = "changed" if changes else "unchanged"
         return TaskOutcome(name=task.name, action=action, changes=changes, warnings=rules.check(task.spec))
+
+    async def _followed(self, tx: Transaction, project: str, items: list[TaskOutcome]) -> list[TaskOutcome]:
+        """What follows what is looked at when all is so: neither the order of files nor that of changes counts."""
+        absent: dict[str, list[str]] = {}
+        ids = [row["id"] for row in await store.find_many(tx, project, [item.name for item in items])]
+        for row in await trigger_store.of_tasks(tx, ids):
+            if row["kind"] == "after_task":
+                name, spec = row["task_name"], _as_is(row)
+                with trigger_rules.placed(f"{name}.triggers"):
+                    if not await refuse_cycle(tx, project, name, spec, absent=True):
+                        absent.setdefault(name, []).append(f"There is no task `{spec.after_task}` to follow yet.")
+        return [msgspec.structs.replace(item, warnings=[*item.warnings, *absent.get(item.name, [])]) for item in items]
 
     async def _spec(
         self, tx: Transaction, ask: TasksApply, task: TaskFile, row: Row, decision: PolicyDecision
@@ -133,7 +147,7 @@ class Files:
             if old is None:
                 changes.append(Change(path="triggers", before=None, after=plain(spec)))
                 made = TriggerCreate(actor=ask.actor, project=ask.project, task=task_id, spec=spec)
-                await self._timetable.creating(made, decision)(tx)
+                await self._timetable.creating(made, decision, later=True)(tx)
                 continue
             stored.remove(old)
             row, before = old
@@ -145,7 +159,7 @@ class Files:
                 expected_revision=row["revision"],
                 spec=spec,
             )
-            await self._timetable.updating(changed, decision)(tx)
+            await self._timetable.updating(changed, decision, later=True)(tx)
         for row, spec in stored:
             changes.append(Change(path="triggers", before=plain(spec), after=None))
             gone = TriggerDelete(actor=ask.actor, project=ask.project, trigger=row["id"])

@@ -55,8 +55,8 @@ class Timetable:
         """Add a trigger to a task."""
         return await self._mutate(self.creating(ask, decision))
 
-    def creating(self, ask: TriggerCreate, decision: PolicyDecision) -> Work:
-        """The same, as a part of a transaction."""
+    def creating(self, ask: TriggerCreate, decision: PolicyDecision, *, later: bool = False) -> Work:
+        """The same, as a part of a transaction; with `later` that looks itself what follows what, at its end."""
         with rules.placed("spec"):
             spec = rules.check(ask.spec, self._clock.now_ms())
             rules.spec_text(spec)
@@ -86,8 +86,9 @@ class Timetable:
                 token_digest=ask.token_digest,
                 look_now=decision.has_rules,
             )
-            if spec.kind == "after_task":
-                await refuse_cycle(tx, ask.project, task, spec)
+            if spec.kind == "after_task" and not later:
+                with rules.placed("spec"):
+                    await refuse_cycle(tx, ask.project, task["name"], spec)
             await audit.append(
                 tx, ask.actor, "trigger.create", ask.project, trigger_id, decision, {"task_id": task["id"]}
             )
@@ -99,8 +100,8 @@ class Timetable:
         """A new revision. Its next instant is strictly after the edit and after what was admitted."""
         return await self._mutate(self.updating(ask, decision))
 
-    def updating(self, ask: TriggerUpdate, decision: PolicyDecision) -> Work:
-        """The same, as a part of a transaction."""
+    def updating(self, ask: TriggerUpdate, decision: PolicyDecision, *, later: bool = False) -> Work:
+        """The same, as a part of a transaction; with `later` that looks itself what follows what, at its end."""
         with rules.placed("spec"):
             spec = rules.check(ask.spec, self._clock.now_ms())
             text = rules.spec_text(spec)
@@ -140,8 +141,9 @@ class Timetable:
             task = await task_store.lock(tx, trigger["task_id"])
             whole = await _task(tx, ask.project, trigger["task_id"])
             _check_inputs(whole, spec)
-            if spec.kind == "after_task":
-                await refuse_cycle(tx, ask.project, whole, spec)
+            if spec.kind == "after_task" and not later:
+                with rules.placed("spec"):
+                    await refuse_cycle(tx, ask.project, whole["name"], spec)
             await scheduling.place(
                 tx,
                 ask.trigger,

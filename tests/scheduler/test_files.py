@@ -121,6 +121,22 @@ async def test_a_disabled_trigger_is_enabled_again_by_its_file(room: Room) -> No
 # Revisions
 
 
+async def test_the_order_of_files_that_follow_each_other_does_not_count(room: Room) -> None:
+    def after(name: str) -> dict[str, str]:
+        return {"kind": "after_task", "after_task": name}
+
+    await apply(room, file("a"))
+    answer = await apply(room, file("a", after("z")), file("z"))
+    assert [item.warnings for item in answer.items] == [[], []]
+    await apply(room, file("a"), file("z", after("a")))
+    answer = await apply(room, file("a", after("z"), after("x")), file("z"))
+    assert answer.items[0].warnings == ["There is no task `x` to follow yet."]
+    for wrong in (file("z", after("a")), file("x", after("x"))):
+        with pytest.raises(Ql3Error) as refused:
+            await apply(room, wrong)
+        assert (refused.value.code, refused.value.field) == ("invalid", f"{wrong.name}.triggers.after_task")
+
+
 async def test_revisions_are_listed_compared_and_restored(room: Room) -> None:
     one = TaskSpec(
         execution=Execution(

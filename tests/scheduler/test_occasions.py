@@ -194,6 +194,14 @@ async def test_a_task_cannot_follow_itself(room: Room) -> None:
         assert (refused.value.code, refused.value.field) == (code, "spec.after_task")
 
 
+async def test_a_new_task_closes_no_circle(room: Room) -> None:
+    await room.create("a", TriggerSpec(kind="after_task", after_task="b"))
+    for name, after in (("b", "a"), ("c", "c")):
+        with pytest.raises(Ql3Error) as refused:
+            await room.create(name, TriggerSpec(kind="manual"), TriggerSpec(kind="after_task", after_task=after))
+        assert (refused.value.code, refused.value.field) == ("invalid", "triggers[1].after_task")
+
+
 # Webhooks
 
 
