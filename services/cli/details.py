@@ -268,6 +268,7 @@ _SAID: Final = tuple(
         (r"Give the instant once, with kind (`once`)\.", r"时刻只给一次，类型为 \1。"),
         (r"(`@\w+`) is a trigger of kind (`\w+`)\.", r"\1 是 \2 类型的触发器。"),
         (r"Write a time before the year 3000\.", r"请写 3000 年之前的时间。"),
+        (r"Write a time from 1970 on and before the year 3000\.", r"请写 1970 年起、3000 年之前的时间。"),
         (r"Nothing would change: name what is to be another way\.", r"没有变化：请指明要改什么。"),
         (r"The task that is to run is changed all the time\.", "要运行的任务一直在变动。"),
         (r"The file cannot be read: (.+)\.", r"无法读取文件：\1。"),

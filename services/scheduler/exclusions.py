@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 
 from schemas.errors import Ql3Error
-from services.scheduler.cron.instants import reach
+from services.scheduler.cron.instants import LAST_S, reach
 from services.scheduler.cron.rfc3339 import read_instant, write_instant
 from services.scheduler.cron.zones import DAY_S, Zone
 
@@ -72,7 +72,9 @@ class Exclusions:
         last = self._last_of(day)
         if last is None:
             return None
-        return reach(zone, at, (last + 1) * DAY_S) * 1000
+        wall = (last + 1) * DAY_S
+        # The wall clock is within two days of UTC: of what lies between, no change of the zone matters.
+        return LAST_S * 1000 if wall >= LAST_S else reach(zone, max(at, wall - 3 * DAY_S), wall) * 1000
 
     def _last_of(self, day: int) -> int | None:
         """The last day of a span of excluded days that holds this one."""
@@ -199,7 +201,7 @@ def _of_calendar(text: str, zone: Zone, now_ms: int) -> Iterator[str]:
         parsed = cast(Any, icalendar).Calendar.from_ical(text)
         events: list[Any] = list(parsed.walk("VEVENT"))
         items = [item for event in events for item in _of_event(event, zone, now_ms, left)]
-    except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, AttributeError, TypeError, OverflowError) as error:
         raise Ql3Error("invalid", "The calendar cannot be read as iCalendar.", field="exclude_calendar") from error
     if not items:
         raise Ql3Error("invalid", "The calendar has no event.", field="exclude_calendar")
@@ -267,7 +269,7 @@ def _of_event(event: Any, zone: Zone, now_ms: int, left: _Steps) -> Iterator[str
     for start in _starts(event, begins, now_ms, left):
         if whole_days:
             last = start + length - timedelta(days=1)
-            yield f"{start:%Y-%m-%d}" if last <= start else f"{start:%Y-%m-%d}/{last:%Y-%m-%d}"
+            yield start.isoformat() if last <= start else f"{start.isoformat()}/{last.isoformat()}"
         else:
             first_ms = _instant(cast(datetime, start), zone)
             yield f"{write_instant(first_ms)}/{write_instant(first_ms + length // timedelta(milliseconds=1))}"

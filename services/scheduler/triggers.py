@@ -213,6 +213,8 @@ def _kind_of(schedule: Schedule, spec: TriggerSpec) -> tuple[Any, str | None, in
     if isinstance(schedule, Once):
         if spec.kind not in ("cron", "once") or spec.at_ms is not None:
             raise Ql3Error("invalid", "Give the instant once, with kind `once`.", field="at_ms")
+        if not 0 <= schedule.at_s < instants.LAST_S:
+            raise Ql3Error("invalid", "Write a time from 1970 on and before the year 3000.", field="expression")
         return "once", None, schedule.at_s * 1000
     if spec.at_ms is not None:
         raise Ql3Error("invalid", "Only a trigger of kind `once` has an instant.", field="at_ms")

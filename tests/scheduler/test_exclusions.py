@@ -16,7 +16,7 @@ from schemas.tasks import Execution, TaskSpec
 from schemas.triggers import TriggerSpec
 from services.kit.clock import ManualClock
 from services.scheduler.cron.rfc3339 import write_instant
-from services.scheduler.exclusions import _holidays
+from services.scheduler.exclusions import _holidays, read
 from services.scheduler.parameters import check_inputs, check_schema
 from services.scheduler.triggers import check, plan, preview
 from tests.scheduler.conftest import Room, at, cron
@@ -119,6 +119,8 @@ def test_a_calendar_file_becomes_exclusions() -> None:
         ({"exclude": ["holidays:XX"]}, "exclude[0]"),
         ({"exclude": ["holidays:DE-QQ"]}, "exclude[0]"),
         ({"exclude": ["2026-01-01T00:00:00/2026-01-02T00:00:00"]}, "exclude[0]"),
+        ({"exclude": ["2026-01-01T00:00:00Z/9999-12-31T23:59:59-12:00"]}, "exclude[0]"),
+        ({"exclude": ["0001-01-01T00:00:00+12:00/2027-01-01T00:00:00Z"]}, "exclude[0]"),
         ({"exclude_calendar": "no calendar"}, "exclude_calendar"),
         ({"exclude_calendar": "BEGIN:VCALENDAR\nEND:VCALENDAR\n"}, "exclude_calendar"),
     ],
@@ -132,6 +134,33 @@ def test_a_wrong_exclusion_is_refused_by_field(more: dict[str, Any], field: str)
 def event(*lines: str) -> str:
     """A calendar of one event."""
     return "\n".join(["BEGIN:VCALENDAR", "BEGIN:VEVENT", *lines, "END:VEVENT", "END:VCALENDAR", ""])
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Pacific/Apia"])
+@pytest.mark.parametrize("item", ["0999-01-01/9999-12-31", "0999-01-01T00:00:00Z/9999-12-31T23:59:59Z"])
+def test_an_exclusion_may_begin_and_end_as_far_away_as_it_can_be_written(zone: str, item: str) -> None:
+    assert instants("* * * * *", 1, item, timezone=zone) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "stored"),
+    [
+        (("DTSTART;VALUE=DATE:00010101",), ["0001-01-01"]),
+        (("DTSTART:09990101T000000Z", "DURATION:PT1S"), ["0999-01-01T00:00:00Z/0999-01-01T00:00:01Z"]),
+        (("DTSTART;VALUE=DATE:99991231",), None),
+        (("DTSTART:99991231T235959Z", "DURATION:P1D"), None),
+    ],
+)
+def test_an_event_at_the_end_of_all_calendars(lines: tuple[str, ...], stored: list[str] | None) -> None:
+    spec = TriggerSpec(expression="@daily", exclude_calendar=event(*lines))
+    if stored is not None:
+        checked = check(spec, NOW)
+        assert checked.exclude == stored
+        assert read(checked.exclude)
+        return
+    with pytest.raises(Ql3Error) as refused:
+        check(spec, NOW)
+    assert (refused.value.code, refused.value.field) == ("invalid", "exclude_calendar")
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,13 @@ async def test_a_public_value_with_a_secrets_name_is_warned_about(room: Room) ->
         (TriggerSpec(expression="@daily", timezone="Mars/Olympus"), "timezone_invalid", "triggers[0].timezone"),
         (TriggerSpec(), "invalid", "triggers[0].expression"),
         (TriggerSpec(kind="once"), "invalid", "triggers[0].at_ms"),
+        (TriggerSpec(expression="@once 1960-01-01T00:00:00Z"), "invalid", "triggers[0].expression"),
+        (TriggerSpec(expression="@once 9999-12-31T23:59:59Z"), "invalid", "triggers[0].expression"),
+        (
+            TriggerSpec(expression="@once 9999-12-31T23:59:59-12:00"),
+            "cron_invalid",
+            "triggers[0].expression.expression",
+        ),
         (TriggerSpec(kind="interval", expression="* * * * *"), "invalid", "triggers[0].kind"),
         (TriggerSpec(expression="@daily", catch_up=3), "invalid", "triggers[0].catch_up"),
         (TriggerSpec(expression="@daily", start_at_ms=2, end_at_ms=1), "invalid", "triggers[0].end_at_ms"),
