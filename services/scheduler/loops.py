@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -42,6 +43,8 @@ ABSENT_KEPT: Final = 4_096
 WITHDRAW_KEPT_MS: Final = KEPT_MS
 """How long after its time. A queued order has no end of its own: should its run be made still later, its
 acknowledgement takes the withdrawal up again."""
+BUSY_S: Final = 0.25
+"""One transaction decides about rows for so long; after an outage each of them may have weeks to count."""
 ASK_AHEAD_MOST_MS: Final = 23 * 3_600_000
 """An approval's request lives a day at most, and it has to live beyond the start that it is about."""
 
@@ -75,13 +78,20 @@ class AdmissionLoop:
     """
 
     def __init__(
-        self, database: Database, clock: Clock, executions: Executions, projects: Projects, submitter: Submitter
+        self,
+        database: Database,
+        clock: Clock,
+        executions: Executions,
+        projects: Projects,
+        submitter: Submitter,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._clock = clock
         self._executions = executions
         self._projects = projects
         self._submitter = submitter
+        self._monotonic = monotonic
         self._last_ms: int | None = None
         self._seen_ms = 0
 
@@ -152,9 +162,10 @@ class AdmissionLoop:
             return done
         specs = await schedules.specs(tx, [row["trigger_id"] for row in rows])
         tasks = await task_store.current_executions(tx, sorted({row["task_id"] for row in rows}))
+        until = self._monotonic() + BUSY_S
         for row in rows:
-            if done.room == 0:
-                break
+            if done.room == 0 or (done.claimed and self._monotonic() >= until):
+                break  # the others stay due
             try:
                 await self._decide(tx, row, specs.get(row["trigger_id"]), tasks.get(row["task_id"]), done)
             except Ql3Error as error:

@@ -58,8 +58,8 @@ class Plan:
     anchor_ms: int
     exclusions: Exclusions | None = None
 
-    def after(self, after_ms: int) -> int | None:
-        """The first instant strictly later than `after_ms`, paused or not."""
+    def after(self, after_ms: int, until_ms: int | None = None) -> int | None:
+        """The first instant strictly later than `after_ms`, paused or not; none beyond `until_ms` is looked for."""
         spec = self.spec
         if spec.start_at_ms is not None:
             after_ms = max(after_ms, spec.start_at_ms - 1)
@@ -67,7 +67,9 @@ class Plan:
         if self.exclusions is not None:
             years: set[int] = set()
             for _ in range(_EXCLUDED_IN_A_ROW):
-                if found is None or (free_ms := self.exclusions.free_from(found, self.zone)) is None:
+                if found is None or (until_ms is not None and found > until_ms):
+                    return None
+                if (free_ms := self.exclusions.free_from(found, self.zone)) is None:
                     break
                 years.add(found // _YEAR_MS)
                 if self.exclusions.countries and len(years) > _HOLIDAY_YEARS:
@@ -84,14 +86,14 @@ class Plan:
 
     def between(self, after_ms: int, until_ms: int) -> Iterator[int]:
         """All instants with `after_ms < instant <= until_ms`, in order."""
-        found = self.after(after_ms)
+        found = self.after(after_ms, until_ms)
         while found is not None and found <= until_ms:
             yield found
-            found = self.after(found)
+            found = self.after(found, until_ms)
 
     def span(self, after_ms: int, until_ms: int) -> Span | None:
         """How many instants lie in between, counted up to `COUNTED`."""
-        first = self.after(after_ms)
+        first = self.after(after_ms, until_ms)
         if first is None or first > until_ms:
             return None
         schedule = self.schedule
@@ -108,13 +110,24 @@ class Plan:
 
     def last(self, after_ms: int, until_ms: int, count: int) -> list[int]:
         """The latest `count` instants in between, in order, without walking through all of them."""
-        width = _WINDOW_MS
+        width, low, high = _WINDOW_MS, after_ms, until_ms
         while True:
-            start = max(after_ms, until_ms - width)
-            found = list(islice(self.between(start, until_ms), COUNTED + count))
-            if start == after_ms or len(found) >= count:
-                return found[-count:] if len(found) < COUNTED + count else self.last(found[-1] - 1, until_ms, count)
+            low = max(after_ms, until_ms - width)
+            found = list(islice(self.between(low, until_ms), COUNTED + count))
+            if len(found) < COUNTED + count and (low == after_ms or len(found) >= count):
+                return found[-count:]
+            if len(found) >= count:
+                break
+            high = low
             width *= 8
+        # Nothing for long and then too many: after `low` there are `count` or more, after `high` fewer.
+        while high - low > 1_000:
+            middle = (low + high) // 2
+            if len(list(islice(self.between(middle, until_ms), count))) == count:
+                low = middle
+            else:
+                high = middle
+        return list(islice(self.between(low, until_ms), count))
 
     def jitter_ms(self, instant_ms: int) -> int:
         """How much later than its instant this fire starts; the same whenever it is asked."""
@@ -149,7 +162,10 @@ def stored_plan(trigger_id: str, text: str, digest: str, anchor_ms: int) -> Plan
     """The calendar of a stored specification. Raises `revision_unavailable` when the row is not what was written."""
     if content_digest(text) != digest:
         raise Ql3Error("revision_unavailable", data={"trigger_id": trigger_id})
-    return _plan(trigger_id, text, anchor_ms)
+    try:
+        return _plan(trigger_id, text, anchor_ms)
+    except (ValueError, AssertionError) as error:
+        raise Ql3Error("revision_unavailable", data={"trigger_id": trigger_id}) from error
 
 
 def _schedule(spec: TriggerSpec, seed: str) -> Schedule:

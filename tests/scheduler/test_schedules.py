@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from schemas.errors import Ql3Error
-from schemas.triggers import TriggerUpdate
+from schemas.triggers import TriggerSpec, TriggerUpdate
 from services.kit.clock import ManualClock
+from services.scheduler.cron import instants
+from services.scheduler.cron.instants import next_instant
 from services.scheduler.triggers import check, plan, preview
 from tests.fixtures_database import reopen, shift_clock
 from tests.scheduler.conftest import ALICE, ALLOW, PROJECT, Room, at, cron, spec
@@ -106,6 +108,52 @@ async def test_years_of_missed_seconds_are_counted_to_a_bound_and_no_flood(room:
     assert missed.at_least
     assert missed.count == 10_000
     assert missed.last_ms == clock.now_ms() - 500 - 30_000
+
+
+@pytest.mark.parametrize("more", [{"expression": "* * * * 1-6 *"}, {"expression": "* * * * * *", "end_at_ms": 1}])
+async def test_what_was_dense_long_ago_is_counted_without_walking_through_it(
+    room: Room, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    steps = 0
+
+    def counted(*args: Any, **named: Any) -> int | None:
+        nonlocal steps
+        steps += 1
+        return next_instant(*args, **named)
+
+    monkeypatch.setattr(instants, "next_instant", counted)
+    end = at("2026-06-30 23:59:59")
+    await room.create("dense", TriggerSpec(**({**more, "end_at_ms": end} if "end_at_ms" in more else more)))
+    await room.create("daily", cron("0 0 * * *"))
+    room.archived.add(PROJECT)
+    await room.look()
+    clock.advance(at("2026-12-31 12:00:00") - clock.now_ms())
+    room.archived.clear()
+    room.late_s += 60
+    await room.look()
+    missed = {row.at_least: (row.count, row.last_ms) for row in await room.missed()}
+    assert missed == {True: (10_000, end), False: (303, at("2026-12-30 00:00:00"))}
+    assert steps < 50_000
+
+
+async def test_the_latest_of_many_are_found_over_a_gap() -> None:
+    found = plan("trigger", check(cron("* * * * 1-6 *"), 0), 0)
+    assert found is not None
+    end = at("2026-06-30 23:59:59")
+    assert found.last(0, at("2026-12-01 00:00:00"), 1_000) == [end - 1_000 * left for left in reversed(range(1_000))]
+
+
+async def test_one_transaction_is_not_busy_for_long(room: Room, clock: ManualClock) -> None:
+    for name in ("a", "b", "c"):
+        await room.create(name, cron("0 * * * *"))
+    ticks = iter(range(1_000))
+    room.admitting._monotonic = lambda: float(next(ticks))
+    clock.advance(6 * HOUR)
+    while len(room.ledger.runs) < 3:
+        before = len(room.ledger.runs)
+        assert await room.admitting.step() is True
+        await room.submitter.stop()
+        assert len(room.ledger.runs) <= before + 1
 
 
 async def test_a_disabled_trigger_starts_nothing_and_its_instants_are_missed(room: Room, clock: ManualClock) -> None:
