@@ -72,16 +72,12 @@ def decide(plan: Plan, decided_through_ms: int, now_ms: int, *, limit: int, ahea
             return _settled(plan, (), missed, through, now_ms, ahead_ms)
     oldest = now_ms - spec.grace_ms - spec.jitter_ms - 1
     older = plan.span(through, oldest) if oldest > through else None
-    late: list[Fire] = []
-    fresh: list[Fire] = []
+    # A fire waits for the one before it, which starts later where the jitter says so: within the jitter none is late.
     recent = _recent(plan, max(through, oldest), now_ms)
-    for fire in recent:
-        on_time = fire.instant_ms + plan.jitter_ms(fire.instant_ms) >= now_ms - spec.grace_ms
-        (fresh if on_time else late).append(fire)
-    wanted = {"skip": 0, "fire_once": 1, "catch_up": spec.catch_up or 0}[spec.missed]
-    again = _chosen(plan, through, oldest, late, max(0, wanted - len(fresh)))
-    missed += _passed_over(plan, through, oldest, older, late, again)
-    fires = sorted([*again, *fresh], key=lambda fire: fire.instant_ms)
+    wanted = {"skip": 0, "fire_once": 1, "catch_up": spec.catch_up or 0}[spec.missed] - len(recent)
+    again = [Fire(instant, None) for instant in plan.last(through, oldest, wanted)] if older and wanted > 0 else []
+    missed += _missed(SCHEDULER_DOWN, plan.span(through, again[0].instant_ms - 1) if again else older)
+    fires = [*again, *recent]
     if len(fires) > limit:
         # The others stay due; what was passed over before them is settled now.
         fires = fires[:limit]
@@ -148,38 +144,6 @@ def _recent(plan: Plan, after_ms: int, now_ms: int) -> list[Fire]:
         found.append(Fire(instant, starts if starts > now_ms else None))
         instant = plan.after(instant)
     return found
-
-
-def _chosen(plan: Plan, through: int, oldest: int, late: list[Fire], count: int) -> list[Fire]:
-    """The latest `count` of all late ones."""
-    if count == 0:
-        return []
-    chosen = late[-count:]
-    if len(chosen) < count and oldest > through:
-        older = plan.last(through, oldest, count - len(chosen))
-        chosen = [*(Fire(instant, None) for instant in older), *chosen]
-    return chosen
-
-
-def _passed_over(
-    plan: Plan, through: int, oldest: int, older: Span | None, late: list[Fire], again: list[Fire]
-) -> list[Missed]:
-    """The late ones that are not chosen; the chosen are the latest, so these come before them."""
-    if not again:
-        end = late[-1].instant_ms if late else oldest
-        count = len(late)
-    else:
-        end = again[0].instant_ms - 1
-        count = sum(fire.instant_ms <= end for fire in late)
-    if older is None:
-        if count == 0:
-            return []
-        return _missed(SCHEDULER_DOWN, Span(late[0].instant_ms, late[count - 1].instant_ms, count))
-    before = older if end >= older.last_ms else plan.span(through, min(end, oldest))
-    if before is None:
-        return []
-    last = late[count - 1].instant_ms if count else before.last_ms
-    return _missed(SCHEDULER_DOWN, Span(before.first_ms, last, before.count + count, before.at_least))
 
 
 def _missed(cause: str, span: Span | None) -> list[Missed]:

@@ -476,6 +476,23 @@ async def test_jitter_starts_later_but_always_by_the_same(room: Room, clock: Man
         assert starts - 1_000 <= order.created_at_ms <= starts + 5 * MINUTE
 
 
+async def test_a_jitter_longer_than_the_distance_of_fires_loses_none(room: Room, clock: ManualClock) -> None:
+    await room.create("minutely", cron("* * * * *", jitter_ms=10 * MINUTE, missed="skip"))
+    begins = clock.now_ms()
+    for _ in range(3 * 60 * 4):
+        clock.advance(15_000)
+        await room.look()
+    orders = list(room.ledger.runs.values())
+    assert await room.causes() == []
+    due = [order.scheduled_for_ms or 0 for order in orders]
+    assert due == [begins + number * MINUTE for number in range(1, len(due) + 1)]
+    assert len(due) >= 170
+    assert all(
+        instant <= order.created_at_ms <= instant + 10 * MINUTE + 15_000
+        for instant, order in zip(due, orders, strict=True)
+    )
+
+
 def test_jitter_spreads_over_its_whole_width() -> None:
     found = plan("trigger", check(cron("0 * * * *", jitter_ms=10), 0), 0)
     assert found is not None
