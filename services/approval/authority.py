@@ -26,7 +26,7 @@ from schemas.identity import (
 from services.approval import policy, roles
 from services.approval.gate import Act, Gate, policy_changed, refuse_unnameable, subject_of
 from services.approval.policy import Fence, fence_of
-from services.approval.requests import default_mode
+from services.approval.requests import console_decides, default_mode
 from services.approval.store import projects
 from services.kit import audit
 from services.kit.database import Transaction
@@ -280,6 +280,7 @@ class Authority:
             rule = policy.rule_for(rules, wanted.permission, wanted.labels, wanted.risk)
             people = await projects.deciders(tx, wanted.project)
             mode = (rule.mode if rule else None) or default_mode(len(people))
+            quorum = rule.quorum if rule else 1
             able = [
                 who
                 for who, role in people
@@ -291,9 +292,9 @@ class Authority:
                 reason=decision.reasons[0],
                 rule=rule.name if rule else None,
                 mode=mode,
-                quorum=rule.quorum if rule else 1,
+                quorum=quorum,
                 deciders=able[:SHOWN_DECIDERS],
-                console_may_decide=mode == "human_confirmation",
+                console_may_decide=console_decides(mode, quorum),
             )
 
         return await self._database.read(work)

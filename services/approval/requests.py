@@ -125,6 +125,11 @@ def default_mode(humans: int) -> DecisionMode:
     return "separation_of_duty" if humans >= 2 else "human_confirmation"
 
 
+def console_decides(mode: DecisionMode, quorum: int) -> bool:
+    """Whether the machine's own console may decide: it stands for a place, where any of the people may sit."""
+    return mode == "human_confirmation" and quorum == 1
+
+
 def admit_decider(request: Request, actor: Actor, now_ms: int) -> None:
     """Whether this person may decide this request at all, as far as policy has not said already.
 
@@ -135,11 +140,10 @@ def admit_decider(request: Request, actor: Actor, now_ms: int) -> None:
         raise Ql3Error("human_required")
     who = Subject(type=actor.type, id=actor.id)
     own = who == request.requested_by
-    if request.mode == "separation_of_duty":
-        if own:
-            raise Ql3Error("self_decision")
-        if is_local_console(who):
-            raise Ql3Error("self_decision", "The console does not decide where two people have to.")
+    if request.mode == "separation_of_duty" and own:
+        raise Ql3Error("self_decision")
+    if is_local_console(who) and not console_decides(request.mode, request.quorum):
+        raise Ql3Error("self_decision", "The console does not decide where two people have to.")
     recent = own or request.risk in ("high", "critical")
     require_strong(actor, now_ms, recent=recent)
 
