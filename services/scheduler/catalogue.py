@@ -311,7 +311,9 @@ class Catalogue:
     async def _mutate(self, work: Work) -> Task:
         try:
             return await self._database.transact(work)
-        except UniqueViolation:
+        except (UniqueViolation, Ql3Error) as error:
+            if isinstance(error, Ql3Error) and error.code != "version_conflict":
+                raise
             # Somebody stored the same mutation id, name or revision meanwhile: now it is found.
             try:
                 return await self._database.transact(work)

@@ -270,7 +270,9 @@ class Timetable:
     async def _mutate(self, work: Work) -> Trigger:
         try:
             return await self._database.transact(work)
-        except UniqueViolation:
+        except (UniqueViolation, Ql3Error) as error:
+            if isinstance(error, Ql3Error) and error.code != "version_conflict":
+                raise
             # Somebody stored the same mutation id meanwhile: now it is found.
             return await self._database.transact(work)
 

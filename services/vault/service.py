@@ -115,12 +115,13 @@ class VaultService:
     async def _append(
         self, tx: Transaction, message: SecretSet, value: bytearray, ring: Keyring, decision: PolicyDecision
     ) -> SecretAnswer | None:
-        # The mutation is looked up before the version: a repeat after success must succeed again.
+        # A repeat after success must succeed again, also one that overlaps with it: so the mutation is looked up behind
+        # the version. Were it the other way round, it could be written in between and look like somebody else's.
+        current = await store.current_version(tx, message.project, message.name)
         existing = await store.find_by_mutation(tx, message.project, message.name, message.mutation_id)
         if existing is not None:
             _check_replay(existing, message, value, ring)
             return SecretAnswer(secret=_public(existing), replayed=True)
-        current = await store.current_version(tx, message.project, message.name)
         envelope = encrypt(
             EnvelopeFacts(
                 project=message.project,

@@ -11,7 +11,7 @@ from schemas.errors import Ql3Error
 from schemas.ids import is_id
 from schemas.paging import Page
 from schemas.tasks import Execution, Overlap, SecretRef, TaskList, TaskRead, TaskSpec, Terms, Variable
-from schemas.triggers import TriggerCreate, TriggerDelete, TriggerSpec
+from schemas.triggers import TriggerCreate, TriggerDelete, TriggerSpec, TriggerUpdate
 from services.kit.database import NotPermitted, Statement
 from services.kit.ids import new_id
 from tests.scheduler.conftest import ALICE, ALLOW, PROJECT, Room, cron, spec
@@ -89,6 +89,24 @@ async def test_the_same_mutation_at_once_makes_one_task(room: Room) -> None:
     mutation = new_id()
     made = await asyncio.gather(*(room.create("backup", mutation_id=mutation) for _ in range(6)))
     assert {task.id for task in made} == {made[0].id}
+
+
+async def test_a_change_that_overlaps_with_its_repeat_is_the_same_change(room: Room) -> None:
+    task = await room.create("backup", cron("@daily"))
+    (trigger,) = task.triggers
+    for number in range(1, 9):
+        edit, move = new_id(), new_id()
+        ask = TriggerUpdate(
+            actor=ALICE,
+            project=task.project,
+            trigger=trigger.id,
+            expected_revision=number,
+            spec=cron(f"{number} * * * *"),
+            mutation_id=move,
+        )
+        edits = [room.update(task, spec(f"/bin/{number}"), expected=number, mutation_id=edit) for _ in range(5)]
+        moves = [room.timetable.update(ask, ALLOW) for _ in range(5)]
+        assert {one.revision for one in await asyncio.gather(*edits, *moves)} == {number + 1}
 
 
 async def test_revisions_cannot_be_changed_nor_deleted(room: Room) -> None:
