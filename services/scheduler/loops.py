@@ -318,15 +318,17 @@ class RingLoop:
 class PruneLoop:
     """Deletes orders that were closed long ago, a page at a time."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
+        self._clock = clock
 
     async def step(self) -> bool | None:
         """Delete one page; True when there may be more."""
         return True if await self._database.transact(self._prune) == BATCH_ITEMS else None
 
     async def _prune(self, tx: Transaction) -> int:
-        count, through_ms = await admissions.prune(tx, await tx.now_ms() - KEPT_MS, BATCH_ITEMS)
+        passed_ms = self._clock.now_ms() - KEPT_MS
+        count, through_ms = await admissions.prune(tx, await tx.now_ms() - KEPT_MS, BATCH_ITEMS, passed_ms)
         if through_ms:
             await schedules.note_pruned(tx, through_ms)
         return count

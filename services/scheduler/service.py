@@ -150,7 +150,7 @@ class SchedulerService:
             *upkeep(database, bus),
             self._admitting,
             self._ringing,
-            Loop("scheduler.prune", PruneLoop(database).step, every_s=PRUNE_EVERY_S),
+            Loop("scheduler.prune", PruneLoop(database, clock).step, every_s=PRUNE_EVERY_S),
             self._chaining,
         ]
         self._heard: list[Subscription] = []

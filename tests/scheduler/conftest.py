@@ -163,7 +163,7 @@ class Room:
         self.admitting = AdmissionLoop(database, clock, executions, self.projects, self.submitter)
         self.occasions = Occasions(database, clock, executions, self.projects, self.submitter)
         self.ringing = RingLoop(database, clock, executions, ledger.cancel)
-        self.pruning = PruneLoop(database)
+        self.pruning = PruneLoop(database, clock)
         self.desk = RunDesk(database, clock, executions, self.submitter)
 
     async def _ask(self, project: str, labels: Mapping[str, str]) -> PolicyDecision:

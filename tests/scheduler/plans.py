@@ -21,7 +21,7 @@ LOOPS: Final[dict[str, tuple[Statement, tuple[Any, ...]]]] = {
     "wake a project": (schedules._WAKE_PROJECT, ("default", 1)),
     "orders to ring": (admissions._DUE, (1, 256)),
     "open orders": (admissions._OPEN_BY_IDS, ('["x"]',)),
-    "prune": (admissions._PRUNE, (1, 256)),
+    "prune": (admissions._PRUNE, (1, 256, 1)),
     "last missed": (triggers._LAST_MISSED, (f'["{_ID}"]',)),
     "count missed": (triggers._ADD_MISSED, (f'[{{"trigger_id": "{_ID}", "count": 1}}]',)),
     "of a kind": (triggers._OF_KIND, ("boot", "", 256)),

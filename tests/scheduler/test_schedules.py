@@ -308,6 +308,26 @@ async def test_a_clock_set_forward_follows_the_missed_policy(
     assert room.ledger.instants()[-1] == at("2026-03-02 18:00:00")
 
 
+async def test_what_a_wrong_clock_admitted_is_kept_until_its_instant(room: Room, clock: ManualClock) -> None:
+    await room.create("minutely", cron("* * * * *"))
+    await room.look()
+    clock.advance(365 * DAY)
+    await room.look()
+    clock.advance(-365 * DAY)
+    await room.look()
+    await shift_clock(room.database, 4 * DAY)
+    clock.advance(4 * DAY)
+    await room.look()
+    await room.pruning.step()
+    clock.advance(-3_000)
+    await room.look()
+    before = len(room.ledger.runs)
+    for _ in range(5):
+        clock.advance(MINUTE)
+        await room.look()
+    assert len(room.ledger.runs) == before + 4  # the first of the five was met before
+
+
 async def test_a_clock_that_is_drawn_back_a_second_repeats_nothing(room: Room, clock: ManualClock) -> None:
     """As a time server does it: not a jump, and nothing is met twice for it."""
     await room.create("secondly", cron("* * * * * *"))

@@ -87,12 +87,16 @@ _BORN = Statement("""
 _PRUNE = Statement(
     """
     DELETE FROM schedule_admissions WHERE id IN (
-      SELECT id FROM schedule_admissions WHERE closed_at_ms < $1 ORDER BY closed_at_ms, id LIMIT $2
+      SELECT id FROM schedule_admissions
+      WHERE closed_at_ms < $1 AND (scheduled_for_ms IS NULL OR scheduled_for_ms < $3)
+      ORDER BY closed_at_ms, id LIMIT $2
     ) RETURNING scheduled_for_ms
     """,
     postgresql="""
     DELETE FROM schedule_admissions WHERE id = ANY (ARRAY (
-      SELECT id FROM schedule_admissions WHERE closed_at_ms < $1 ORDER BY closed_at_ms, id LIMIT $2
+      SELECT id FROM schedule_admissions
+      WHERE closed_at_ms < $1 AND (scheduled_for_ms IS NULL OR scheduled_for_ms < $3)
+      ORDER BY closed_at_ms, id LIMIT $2
     )) RETURNING scheduled_for_ms
     """,
 )
@@ -170,9 +174,12 @@ async def born(tx: Transaction, ids: Sequence[str], ring_at_ms: int) -> int:
     return await tx.execute(_BORN, json_set(ids), ring_at_ms)
 
 
-async def prune(tx: Transaction, before_ms: int, limit: int) -> tuple[int, int]:
-    """Deletes a page of long closed orders; answers how many and the last instant among them (0 for none)."""
-    rows = await tx.fetch(_PRUNE, before_ms, limit)
+async def prune(tx: Transaction, before_ms: int, limit: int, passed_ms: int) -> tuple[int, int]:
+    """Deletes a page of long closed orders whose instants have passed; answers how many and the last instant (0: none).
+
+    What a wrong clock admitted far ahead stays, and its instant is known when it comes.
+    """
+    rows = await tx.fetch(_PRUNE, before_ms, limit, passed_ms)
     return len(rows), max((row["scheduled_for_ms"] or 0 for row in rows), default=0)
 
 
