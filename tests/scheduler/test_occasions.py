@@ -90,6 +90,15 @@ async def test_a_boot_trigger_fires_at_each_start(room: Room, clock: ManualClock
     assert ran(room) == [("warm-up", "boot")] * 2
 
 
+async def test_a_start_after_the_clock_was_set_back_fires(room: Room, clock: ManualClock) -> None:
+    await room.create("first", TriggerSpec(kind="boot"))
+    for _ in range(3):
+        assert await room.occasions.boot() == 1
+        clock.advance(-HOUR)
+    await room.submitter.stop()
+    assert len(room.ledger.runs) == 3
+
+
 async def test_schedulers_that_start_together_mean_one_start(room: Room, clock: ManualClock) -> None:
     if room.database.dialect == "sqlite":
         pytest.skip("one process alone uses a file")

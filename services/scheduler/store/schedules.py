@@ -68,7 +68,10 @@ _CLOCK = Statement("SELECT seen_ms, pruned_through_ms FROM schedule_clock WHERE 
 _SEE = Statement("UPDATE schedule_clock SET seen_ms = $1 WHERE id = 1 AND seen_ms <> $1")
 _PRUNED = Statement("UPDATE schedule_clock SET pruned_through_ms = $1 WHERE id = 1 AND pruned_through_ms < $1")
 
-_START = Statement("UPDATE system_start SET started_at_ms = $1 WHERE id = 1 AND started_at_ms <= $2")
+_START = Statement("""
+    UPDATE system_start SET started_at_ms = CASE WHEN started_at_ms <= $1 THEN $1 ELSE started_at_ms + 1 END
+    WHERE id = 1 AND (started_at_ms <= $2 OR started_at_ms > $3)
+""")
 _STARTED = Statement("SELECT started_at_ms FROM system_start WHERE id = 1")
 
 
@@ -194,6 +197,7 @@ async def note_pruned(tx: Transaction, through_ms: int) -> None:
 async def note_start(tx: Transaction, now_ms: int, together_ms: int) -> tuple[int, bool]:
     """The time of this start of the system: that of another start less than `together_ms` ago, or now, and whether this
     is the first to note it."""
-    first = await tx.execute(_START, now_ms, max(0, now_ms - together_ms)) == 1
+    # A start that the clock puts before the last one is another one too, and its time is still a later one.
+    first = await tx.execute(_START, now_ms, max(0, now_ms - together_ms), now_ms + together_ms) == 1
     row = await tx.fetch_one(_STARTED)
     return int(row["started_at_ms"]) if row else now_ms, first
