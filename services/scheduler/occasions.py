@@ -19,6 +19,7 @@ from schemas.triggers import BackfillAnswer, TriggerBackfill, TriggerSpec, Webho
 from services.kit import audit
 from services.kit.clock import Clock
 from services.kit.database import Database, Row, Transaction
+from services.kit.ids import new_id
 from services.kit.outbox import fact_of
 from services.scheduler import scheduling
 from services.scheduler import triggers as rules
@@ -221,6 +222,7 @@ class Occasions:
         """
         now_ms = self._clock.now_ms()
         hold = decision.effect == "require_approval"
+        once = ask.mutation_id or new_id()
         if ask.until_ms < ask.from_ms:
             raise Ql3Error("invalid", "The window ends before it begins.", field="until_ms")
         if ask.until_ms > now_ms:
@@ -254,7 +256,7 @@ class Occasions:
                 return answer, []
             made = [
                 await self._backfill_one(
-                    tx, row, ask, instant, now_ms + number * ask.every_ms, known, hold=hold, judged=judged
+                    tx, row, ask, instant, now_ms + number * ask.every_ms, known, once=once, hold=hold, judged=judged
                 )
                 for number, instant in enumerate(wanted)
             ]
@@ -281,10 +283,12 @@ class Occasions:
         starts_ms: int,
         known: set[int],
         *,
+        once: str,
         hold: bool,
         judged: int | None,
     ) -> Admission:
-        occasion = f"{instant}:{ask.mutation_id}" if instant in known else str(instant)
+        # What is asked for once more has a key of its own, the same when the question itself comes once more.
+        occasion = f"{instant}:{once}" if ask.again else str(instant)
         later = starts_ms if starts_ms > self._clock.now_ms() else None
         made = await self._admission(
             tx,

@@ -354,6 +354,25 @@ async def test_a_backfill_leaves_out_what_ran_unless_told_otherwise(room: Room, 
     assert room.ledger.instants().count(at("2026-03-02 13:00:00")) == 2
 
 
+async def test_a_backfill_that_runs_all_again_and_comes_twice_runs_once(room: Room, clock: ManualClock) -> None:
+    await room.create("hourly", cron("0 * * * *"))
+    trigger = await room.trigger()
+    clock.advance(2 * HOUR)
+    await room.look()
+    window = {"from_ms": at("2026-03-02 10:00:00"), "until_ms": at("2026-03-02 14:00:00")}
+    ask = TriggerBackfill(actor=ALICE, project=PROJECT, trigger=trigger.id, again=True, mutation_id=new_id(), **window)
+    before = len(room.ledger.runs)
+    for _ in range(2):
+        answer = await room.occasions.backfill(ask, ALLOW)
+        await room.submitter.stop()
+        assert len(answer.instants) == 5
+        assert len(room.ledger.runs) == before + 5
+    for _ in range(2):
+        await room.occasions.backfill(msgspec.structs.replace(ask, mutation_id=None), ALLOW)
+    await room.submitter.stop()
+    assert len(room.ledger.runs) == before + 15
+
+
 async def test_a_backfill_is_bounded(room: Room) -> None:
     await room.create("secondly", cron("* * * * * *"))
     trigger = await room.trigger()
