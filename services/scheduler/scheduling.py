@@ -56,7 +56,8 @@ def missed_row(row: Mapping[str, Any], trigger_revision: int, missed: Missed, no
 
 
 async def record_missed(tx: Transaction, rows: list[dict[str, Any]]) -> None:
-    """Count missed instants and tell it."""
+    """Count missed instants and tell it, those of one trigger and cause together."""
+    rows = _together(rows)
     await store.record_missed(tx, rows)
     tx.after_commit(lambda: _count_missed(rows))
     await outbox.facts(
@@ -79,6 +80,25 @@ async def record_missed(tx: Transaction, rows: list[dict[str, Any]]) -> None:
             for row in rows
         ],
     )
+
+
+def _together(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = (row["trigger_id"], row["trigger_revision"], row["cause"])
+        known = found.get(key)
+        found[key] = (
+            row
+            if known is None
+            else {
+                **known,
+                "first_ms": min(known["first_ms"], row["first_ms"]),
+                "last_ms": max(known["last_ms"], row["last_ms"]),
+                "count": known["count"] + row["count"],
+                "at_least": max(known["at_least"], row["at_least"]),
+            }
+        )
+    return list(found.values())
 
 
 def _count_missed(rows: list[dict[str, Any]]) -> None:

@@ -211,6 +211,16 @@ async def test_a_new_task_closes_no_circle(room: Room) -> None:
         assert (refused.value.code, refused.value.field) == ("invalid", "triggers[1].after_task")
 
 
+async def test_many_ends_that_nothing_follows_are_one_row(room: Room) -> None:
+    await room.create("first")
+    await room.create("second", TriggerSpec(kind="after_task", after_task="first"))
+    await room.enable_trigger(await room.trigger(), False)
+    for position in ("1", "2"):
+        await tell(room, *(ended(room, "first", "succeeded") for _ in range(50)), position=position)
+    assert await room.causes() == [("trigger_disabled", 100)]
+    assert (await room.trigger()).missed_count == 100
+
+
 # Webhooks
 
 
