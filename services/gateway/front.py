@@ -26,8 +26,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 URL_BYTES: Final = 2048
 SEND_STALL_S: Final = 60.0
 """A reader that takes nothing for this long is let go."""
-RELEASE: Final = "ql3.release"
-"""In the scope's state: gives the request's place back, for answers that stay open (streams have their own bound)."""
+PLACE: Final = "ql3.place"
+"""In the scope's state: the request's `Place`."""
 
 OPEN: Final = "ql3.open"
 """In the scope's state: the generator behind an open answer, to be closed when its client is gone."""
@@ -55,13 +55,33 @@ HEADERS: Final = (
 )
 
 
+class Place:
+    """A request's place among those that are worked on; what waits for its client gives it back meanwhile."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._held = False
+
+    def take(self) -> None:
+        """Raises `capacity` when there is none."""
+        if not self._held and self._front.taken >= self._front.places:
+            raise Ql3Error("capacity", "Too many requests are being worked on.")
+        self._front.taken += not self._held
+        self._held = True
+
+    def give_back(self) -> None:
+        """Somebody else may be worked on."""
+        self._front.taken -= self._held
+        self._held = False
+
+
 class Front:
     """Wraps the application; `/livez` and `/readyz` pass whatever the load is."""
 
     def __init__(self, app: App, settings: GatewaySettings) -> None:
         self._app = app
-        self._places = settings.in_flight
-        self._taken = 0
+        self.places = settings.in_flight
+        self.taken = 0
         self._hosts = {host.lower() for host in settings.allowed_hosts}
         self._any_host = not self._hosts and not is_loopback(settings.address[0])
         hsts = ((b"strict-transport-security", b"max-age=31536000"),) if settings.secure else ()
@@ -85,19 +105,17 @@ class Front:
         if probe:
             await self._app(scope, receive, guarded)
             return
-        self._taken += 1
-        held = True
-
-        def release() -> None:
-            nonlocal held
-            self._taken -= held
-            held = False
-
-        scope.setdefault("state", {})[RELEASE] = release
+        place = Place(self)
+        try:
+            place.take()
+        except Ql3Error as error:
+            await refuse(guarded, error)
+            return
+        scope.setdefault("state", {})[PLACE] = place
         try:
             await self._app(scope, receive, guarded)
         finally:
-            release()
+            place.give_back()
             opened = scope["state"].pop(OPEN, None)
             if opened is not None:
                 await opened.aclose()
@@ -112,8 +130,6 @@ class Front:
             return None
         if not self._host_allowed([value for name, value in scope["headers"] if name == b"host"]):
             return Ql3Error("invalid", "This name is not one of this server.", field="host")
-        if self._taken >= self._places:
-            return Ql3Error("capacity", "Too many requests are being worked on.")
         return None
 
     def _host_allowed(self, values: list[bytes]) -> bool:

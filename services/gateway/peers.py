@@ -32,19 +32,20 @@ def peer_of(scope: Mapping[str, Any], trusted: Networks) -> Peer:
 def _address(scope: Mapping[str, Any], trusted: Networks) -> str:
     client = scope.get("client")
     address = str(client[0]) if client else "unknown"
-    if not trusted or not _within(address, trusted):
+    if not trusted or not within(address, trusted):
         return address
     values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
     for hop in reversed([part.strip() for value in values for part in value.split(",")]):
         if not _is_address(hop):
             return address
         address = hop
-        if not _within(hop, trusted):
+        if not within(hop, trusted):
             return address
     return address
 
 
-def _within(address: str, networks: Networks) -> bool:
+def within(address: str, networks: Networks) -> bool:
+    """Whether an address is of one of these networks; text that is none is not."""
     try:
         parsed = ip_address(address)
     except ValueError:

@@ -20,6 +20,7 @@ from schemas.strict import read_json, read_plain, refuse_unkept
 from services.gateway.authenticate import Principal
 from services.gateway.calls import Call
 from services.gateway.desk import Desk
+from services.gateway.front import PLACE
 from services.gateway.operations import Answer, Nothing, Operation
 from services.gateway.peers import peer_of
 from services.gateway.problem import MEDIA_TYPE, extra_headers, problem_body
@@ -64,7 +65,9 @@ async def _serve(operation: Operation, desk: Desk, request: Request[Any, Any, An
     principal: Principal | None = None
     if not operation.public:
         principal = await desk.authenticator.authenticate(operation.method, headers, peer)
-    raw = b"" if operation.method == "GET" else await _body(request, headers, operation.body_bytes)
+    raw = b""
+    if operation.method != "GET":
+        raw = await _body(request, headers, operation.body_bytes, known=principal is not None)
     call: Call[Any] = Call(
         desk=desk,
         request=request,
@@ -112,8 +115,8 @@ def headers_of(request: Request[Any, Any, Any]) -> dict[str, str]:
     return headers
 
 
-async def _body(request: Request[Any, Any, Any], headers: dict[str, str], limit: int) -> bytes:
-    raw = await body_of(request, headers, limit)
+async def _body(request: Request[Any, Any, Any], headers: dict[str, str], limit: int, *, known: bool) -> bytes:
+    raw = await (body_of if known else anonymous_body_of)(request, headers, limit)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     # A form of another site can send text/plain without asking; JSON it cannot.
     if raw and kind != "application/json":
@@ -140,6 +143,15 @@ async def body_of(request: Request[Any, Any, Any], headers: dict[str, str], limi
         raise Ql3Error("invalid", f"The body did not arrive within {BODY_S:.0f} s.") from None
     request.scope["state"][UNREAD] = False
     return b"".join(parts)
+
+
+async def anonymous_body_of(request: Request[Any, Any, Any], headers: dict[str, str], limit: int) -> bytes:
+    """The same, of a client that nobody knows yet: while it sends, it takes nobody's place. Raises `capacity` too."""
+    place = request.scope["state"][PLACE]
+    place.give_back()
+    body = await body_of(request, headers, limit)
+    place.take()
+    return body
 
 
 def _input(operation: Operation, request: Request[Any, Any, Any], raw: bytes) -> Any:

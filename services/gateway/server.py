@@ -7,13 +7,16 @@ import contextlib
 import errno
 import logging
 import socket
+from collections import Counter
+from typing import ClassVar
 
 from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from schemas.errors import Ql3Error
 from services.gateway.front import ABORT, App
-from services.gateway.settings import GatewaySettings
+from services.gateway.peers import Networks, within
+from services.gateway.settings import GatewaySettings, is_loopback
 
 HEAD_BYTES = 16 * 1024
 HEAD_S = 10.0
@@ -25,8 +28,14 @@ _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with a bound on the size of a request's head and on the time it takes."""
+    """uvicorn's protocol with bounds on the size of a request's head, on the time that it takes, and on the connections
+    of one address, so that no client alone shuts the door for all."""
 
+    connected: ClassVar[Counter[str]]
+    """Connections by address; of this machine and of proxies, behind which many may be, none are counted."""
+    connected_max: ClassVar[int]
+    uncounted: ClassVar[Networks]
+    _address: str | None = None
     _head_bytes = 0
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
@@ -34,11 +43,24 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected: its first request has to begin soon."""
         super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        address = str(peer[0]) if peer else ""
+        if not is_loopback(address) and not within(address, self.uncounted):
+            self._address = address
+            self.connected[address] += 1
+            if self.connected[address] > self.connected_max:
+                transport.abort()
+                return
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
         self._disarm()
+        if self._address is not None:
+            self.connected.subtract((self._address,))
+            if not self.connected[self._address]:
+                del self.connected[self._address]
+            self._address = None
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -87,6 +109,15 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
+def _protocol(settings: GatewaySettings) -> type[GuardedProtocol]:
+    class Protocol(GuardedProtocol):
+        connected: ClassVar[Counter[str]] = Counter()
+        connected_max = max(1, settings.connections // 2)
+        uncounted = settings.proxies
+
+    return Protocol
+
+
 class HttpServer:
     """Listens where the settings say."""
 
@@ -122,7 +153,7 @@ class HttpServer:
         self._socket = await _bind(self._settings)
         config = Config(
             self._app,  # pyright: ignore[reportArgumentType]
-            http=GuardedProtocol,
+            http=_protocol(self._settings),
             loop="none",
             ws="none",
             lifespan="off",

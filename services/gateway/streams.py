@@ -19,7 +19,7 @@ from schemas import endpoints
 from schemas.errors import Ql3Error
 from schemas.runs import RUN_TERMINAL, Run, RunRead
 from services.gateway.calls import Call
-from services.gateway.front import OPEN, RELEASE
+from services.gateway.front import OPEN, PLACE
 from services.gateway.problem import problem_of
 from services.kit.bus import Delivery
 from services.kit.clock import monotonic_ms
@@ -63,7 +63,7 @@ def open_answer(call: Call[Any], events: AsyncGenerator[bytes], check: Callable[
     if desk.open_streams[who] >= max(OWN_STREAMS, places // 4):
         raise Ql3Error("capacity", "You are following too much at once; close some of it.")
     state = call.request.scope["state"]
-    state[RELEASE]()
+    state[PLACE].give_back()
 
     async def counted() -> AsyncGenerator[bytes]:
         desk.open_streams[who] += 1

@@ -14,6 +14,7 @@ from schemas import endpoints
 from schemas.errors import REGISTRY
 from schemas.tasks import TaskCreate
 from services.gateway.routes import ALL
+from services.gateway.server import GuardedProtocol
 from services.gateway.service import GatewayService
 from services.gateway.settings import GatewaySettings
 from services.kit.bus import Caller, Route
@@ -267,6 +268,57 @@ async def test_too_many_at_once_are_told_to_come_again(house_for: HouseFor) -> N
     leave.set()
     assert (await waiting).status_code == 500
     assert (await house.console().get("/api/v3/session")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/api/v3/session", "/hooks/default/0190a0a0-0000-7000-8000-00000000000a/" + "A" * 43])
+async def test_a_stranger_who_sends_slowly_takes_nobodys_place(house_for: HouseFor, path: str) -> None:
+    house = await house_for(in_flight=1)
+    address = urlsplit(house.gateway.url)
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n{{"
+    strangers = [await asyncio.open_connection(address.hostname, address.port) for _ in range(3)]
+    for _, writer in strangers:
+        writer.write(head.encode())
+        await writer.drain()
+    for _ in range(3):
+        assert (await house.console().get("/api/v3/session")).status_code == 200
+    for reader, writer in strangers:
+        writer.write(b" " * 11)
+        assert (await asyncio.wait_for(reader.readline(), 30)).split()[1] in (b"400", b"404")
+        writer.close()
+    assert (await house.console().get("/api/v3/session")).status_code == 200
+
+
+async def test_one_address_takes_no_more_than_half_of_the_connections(
+    house_for: HouseFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.server.is_loopback", lambda _: False)
+    gone = asyncio.Semaphore(0)
+    lose = GuardedProtocol.connection_lost
+
+    def lost(self: GuardedProtocol, error: Exception | None) -> None:
+        lose(self, error)
+        gone.release()
+
+    monkeypatch.setattr(GuardedProtocol, "connection_lost", lost)
+    house = await house_for(connections=4)
+    address = urlsplit(house.gateway.url)
+    for _ in range(2):  # a place that is left is free again
+        opened = [await asyncio.open_connection(address.hostname, address.port) for _ in range(3)]
+        for _, writer in opened:
+            writer.write(_get("/livez").replace(b"Connection: close\r\n", b""))
+        answers = [await _first_line(reader) for reader, _ in opened]
+        assert sorted(answers) == [b"", b"HTTP/1.1 200 OK", b"HTTP/1.1 200 OK"]
+        for _, writer in opened:
+            writer.close()
+        for _ in opened:
+            await asyncio.wait_for(gone.acquire(), 30)
+
+
+async def _first_line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return (await asyncio.wait_for(reader.readline(), 30)).strip()
+    except ConnectionError:
+        return b""
 
 
 async def test_an_error_of_ours_shows_nothing_of_itself(house: House) -> None:
