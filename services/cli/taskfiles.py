@@ -124,7 +124,8 @@ def _placed(error: Ql3Error, path: str) -> Ql3Error:
 def document(task: dict[str, Any]) -> tuple[str, int]:
     """A task of the API as YAML, and how many of its triggers no file can hold (webhooks)."""
     triggers = [
-        trigger["spec"] | ({} if trigger["enabled"] else {"enabled": False})
+        {name: value for name, value in trigger["spec"].items() if name != "enabled"}
+        | ({} if trigger["enabled"] else {"enabled": False})
         for trigger in task["triggers"]
         if trigger["spec"].get("kind") != "webhook"
     ]

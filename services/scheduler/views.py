@@ -42,7 +42,8 @@ def revision_view(row: Row) -> TaskRevision:
 
 
 def trigger_view(row: Row) -> Trigger:
-    """A trigger with its place on the calendar."""
+    """A trigger with its place on the calendar; its specification is enabled as it is now, for who writes it back."""
+    spec = msgspec.json.decode(row["spec"], type=TriggerSpec)
     return Trigger(
         id=row["id"],
         project=row["project"],
@@ -51,7 +52,7 @@ def trigger_view(row: Row) -> Trigger:
         revision=row["revision"],
         version=row["version"],
         enabled=bool(row["enabled"]),
-        spec=msgspec.json.decode(row["spec"], type=TriggerSpec),
+        spec=msgspec.structs.replace(spec, enabled=bool(row["enabled"])),
         next_fire_at_ms=row["next_fire_at_ms"],
         last_scheduled_at_ms=row["last_scheduled_at_ms"],
         missed_count=row["missed_count"],

@@ -139,6 +139,7 @@ def test_what_is_written_is_read_as_the_same(tmp_path_factory: pytest.TempPathFa
 def test_a_disabled_trigger_is_written_as_such_and_a_webhook_left_out() -> None:
     triggers = [
         {"spec": {"expression": "0 2 * * *"}, "enabled": False},
+        {"spec": {"expression": "0 3 * * *", "enabled": False}, "enabled": True},
         {"spec": {"kind": "webhook"}, "enabled": True},
     ]
     text, left_out = document({"name": "a", "spec": {}, "triggers": triggers, "enabled": False})
@@ -146,6 +147,6 @@ def test_a_disabled_trigger_is_written_as_such_and_a_webhook_left_out() -> None:
     assert yaml.safe_load(text) == {
         "name": "a",
         "spec": {},
-        "triggers": [{"expression": "0 2 * * *", "enabled": False}],
+        "triggers": [{"expression": "0 2 * * *", "enabled": False}, {"expression": "0 3 * * *"}],
         "enabled": False,
     }

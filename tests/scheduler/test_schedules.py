@@ -6,6 +6,7 @@ import asyncio
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas.errors import Ql3Error
@@ -172,6 +173,19 @@ async def test_a_disabled_trigger_starts_nothing_and_its_instants_are_missed(roo
     clock.advance(30 * MINUTE)
     await room.look()
     assert room.ledger.instants() == [at("2026-03-02 18:00:00")]
+
+
+async def test_a_trigger_that_is_written_back_stays_as_it_is(room: Room, clock: ManualClock) -> None:
+    await room.create("hourly", cron("0 * * * *"))
+    for enabled in (False, True):
+        trigger = await room.enable_trigger(await room.trigger(), enabled)
+        spec = msgspec.structs.replace(trigger.spec, jitter_ms=trigger.spec.jitter_ms + 1_000)
+        ask = TriggerUpdate(
+            actor=ALICE, project=PROJECT, trigger=trigger.id, expected_revision=trigger.revision, spec=spec
+        )
+        assert (await room.timetable.update(ask, ALLOW)).enabled is enabled
+        trigger = await room.trigger()
+        assert (trigger.enabled, trigger.spec.enabled) == (enabled, enabled)
 
 
 async def test_a_disabled_task_says_so(room: Room, clock: ManualClock) -> None:
