@@ -51,6 +51,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("ql3.scheduler")
 
 
 T = TypeVar("T")
+_Followed = tuple[str, str]
+"""A project and the name of a task whose ends another one follows."""
 
 
 @dataclass
@@ -128,15 +130,15 @@ class Occasions:
 
     async def _follow(self, page: FeedPage) -> list[Admission]:
         ended = [fact for item in page.items if (fact := _ended(item)) is not None]
-        chains = await self._database.read(self._chains)
-        projects = {fact.project for fact in ended if fact.project in chains}
-        rulings = await self._rulings.about([row for project in sorted(projects) for row, _ in chains[project]])
+        wanted = {(fact.project, fact.task_name) for fact in ended}
+        chains = await self._database.read(lambda tx: self._chains(tx, wanted)) if wanted else {}
+        rulings = await self._rulings.about([row for rows in chains.values() for row, _ in rows])
 
         async def work(tx: Transaction) -> list[Admission]:
             made: list[Admission] = []
             missed: list[dict[str, Any]] = []
             for fact in ended:
-                for row, spec in chains.get(fact.project, []):
+                for row, spec in chains.get((fact.project, fact.task_name), []):
                     if not _follows(row, spec, fact):
                         continue
                     try:
@@ -155,14 +157,16 @@ class Occasions:
 
         return await self._database.transact(work)
 
-    async def _chains(self, tx: Transaction) -> dict[str, list[tuple[Row, TriggerSpec]]]:
-        chains: dict[str, list[tuple[Row, TriggerSpec]]] = {}
+    async def _chains(self, tx: Transaction, wanted: set[_Followed]) -> dict[_Followed, list[tuple[Row, TriggerSpec]]]:
+        chains: dict[_Followed, list[tuple[Row, TriggerSpec]]] = {}
         after = ""
         while True:
             rows = await store.of_kind(tx, "after_task", after, BATCH_ITEMS)
             for row in rows:
                 spec = msgspec.json.decode(row["spec"], type=TriggerSpec)
-                chains.setdefault(row["project"], []).append((row, spec))
+                followed = (row["project"], spec.after_task or "")
+                if followed in wanted:
+                    chains.setdefault(followed, []).append((row, spec))
             if len(rows) < BATCH_ITEMS:
                 return chains
             after = rows[-1]["id"]

@@ -211,6 +211,20 @@ async def test_a_new_task_closes_no_circle(room: Room) -> None:
         assert (refused.value.code, refused.value.field) == ("invalid", "triggers[1].after_task")
 
 
+async def test_an_end_that_nothing_follows_asks_nobody(room: Room) -> None:
+    async def away(*_: Any) -> None:
+        raise Ql3Error("unavailable")
+
+    await room.create("second", TriggerSpec(kind="after_task", after_task="first"))
+    room.asking = away
+    await tell(room, position="1")
+    await tell(room, ended(room, "other", "succeeded"), position="2")
+    assert await room.occasions.position() == "2"
+    with pytest.raises(Ql3Error):
+        await tell(room, ended(room, "first", "succeeded"), position="3")
+    assert await room.occasions.position() == "2"
+
+
 async def test_many_ends_that_nothing_follows_are_one_row(room: Room) -> None:
     await room.create("first")
     await room.create("second", TriggerSpec(kind="after_task", after_task="first"))
