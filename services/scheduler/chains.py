@@ -39,6 +39,8 @@ async def refuse_cycle(tx: Transaction, project: str, task: str, spec: TriggerSp
             if not there and not absent:
                 raise Ql3Error("not_found", "There is no such task in this project.", field="after_task")
             continue
+        # Held, as the task that is to follow is: of two that would follow each other at once, one sees the other.
+        await task_store.lock(tx, row["id"])
         for trigger in await store.of_tasks(tx, [row["id"]]):
             if trigger["kind"] == "after_task":
                 ahead.append(msgspec.json.decode(trigger["spec"], type=TriggerSpec).after_task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -201,6 +202,22 @@ async def test_a_task_cannot_follow_itself(room: Room) -> None:
         with pytest.raises(Ql3Error) as refused:
             await add(room, "a", TriggerSpec(kind="after_task", after_task=after))
         assert (refused.value.code, refused.value.field) == (code, "spec.after_task")
+
+
+async def test_two_that_follow_each_other_at_once_close_no_circle(room: Room) -> None:
+    other = Room(room.database, room.clock, room.ledger)
+    for number in range(8):
+        one, two = f"one-{number}", f"two-{number}"
+        await room.create(one)
+        await room.create(two)
+        outcomes = await asyncio.gather(
+            add(room, one, TriggerSpec(kind="after_task", after_task=two)),
+            add(other, two, TriggerSpec(kind="after_task", after_task=one)),
+            return_exceptions=True,
+        )
+        (refused,) = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        assert isinstance(refused, Ql3Error)
+        assert refused.code == "invalid"
 
 
 async def test_a_new_task_closes_no_circle(room: Room) -> None:
