@@ -30,6 +30,7 @@ CALENDAR: Final = frozenset({"cron", "interval", "once"})
 COUNTED: Final = 10_000
 """Missed instants are counted up to here; beyond it is said that there are at least so many."""
 _WINDOW_MS: Final = 60_000
+_SMALL_CHARS: Final = 4_096
 _EXCLUDED_IN_A_ROW: Final = 20_000
 """A calendar of which so many instants in a row are excluded is over."""
 _YEAR_MS: Final = 31_557_600_000
@@ -144,11 +145,20 @@ def plan(trigger_id: str, spec: TriggerSpec, anchor_ms: int) -> Plan | None:
     return _plan(trigger_id, spec_text(spec), anchor_ms)
 
 
-@lru_cache(maxsize=8_192)
 def _plan(trigger_id: str, text: str, anchor_ms: int) -> Plan:
+    kept = _kept if len(text) <= _SMALL_CHARS else _kept_large
+    return kept(trigger_id, text, anchor_ms)
+
+
+def _make(trigger_id: str, text: str, anchor_ms: int) -> Plan:
     spec = msgspec.json.decode(text, type=TriggerSpec)
     excluded = exclusions.read(spec.exclude) if spec.exclude else None
     return Plan(trigger_id, spec, _schedule(spec, trigger_id), zone(spec.timezone), anchor_ms, excluded)
+
+
+_kept = lru_cache(maxsize=8_192)(_make)
+_kept_large = lru_cache(maxsize=128)(_make)
+"""A calendar with a thousand exclusions and large inputs takes 300 KiB."""
 
 
 def stored_spec(row: Any) -> TriggerSpec:

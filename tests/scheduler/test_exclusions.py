@@ -15,6 +15,7 @@ from schemas.errors import Ql3Error
 from schemas.tasks import Execution, TaskSpec
 from schemas.triggers import TriggerSpec
 from services.kit.clock import ManualClock
+from services.scheduler import triggers
 from services.scheduler.cron.rfc3339 import write_instant
 from services.scheduler.exclusions import _holidays, read
 from services.scheduler.parameters import check_inputs, check_schema
@@ -260,6 +261,17 @@ def test_holidays_are_worked_out_for_few_years() -> None:
         f"{year}-07-02" for year in range(2026, 2038)
     ]
     assert _holidays.cache_info().misses <= 4 * 13
+
+
+def test_large_calendars_are_kept_in_small_number() -> None:
+    days = [f"{date(2026, 1, 1) + timedelta(days=2 * number)}" for number in range(1_000)]
+    spec = check(TriggerSpec(expression="0 0 * * *", exclude=days), NOW)
+    small, large = triggers._kept.cache_info().currsize, triggers._kept_large.cache_info().maxsize
+    for number in range(200):
+        assert plan(f"trigger-{number}", spec, NOW) is not None
+    assert triggers._kept.cache_info().currsize == small
+    assert large is not None
+    assert large <= 128
 
 
 def test_spans_that_overlap_are_one() -> None:
