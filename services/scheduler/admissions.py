@@ -75,7 +75,9 @@ def for_fire(
     requested_by: Subject | None = None,
 ) -> Admission:
     """The order of one occasion of a trigger (an instant, a call, another run); its key is the same, whoever asks."""
-    key = f"{KEY_PREFIX}{trigger_type}:v1:{trigger_id}:{trigger_revision}:{occasion}"
+    # What somebody asks for stays the same question when it is asked again after an edit of the trigger.
+    revision = "" if trigger_type in ("webhook", "backfill") else f"{trigger_revision}:"
+    key = f"{KEY_PREFIX}{trigger_type}:v1:{trigger_id}:{revision}{occasion}"
     order = RunOrder(
         order_id=new_id(),
         run_id=new_id(),

@@ -285,6 +285,18 @@ async def test_a_delivery_makes_one_run_with_its_payload(room: Room) -> None:
     assert orders[0].trigger_type == "webhook"
 
 
+async def test_a_delivery_that_comes_again_after_an_edit_makes_no_other_run(room: Room) -> None:
+    trigger = await hook(room)
+    first = await room.occasions.call(call(trigger))
+    edit = TriggerSpec(kind="webhook", inputs={"x": 1})
+    await room.timetable.update(
+        TriggerUpdate(actor=ALICE, project=PROJECT, trigger=trigger.id, expected_revision=1, spec=edit), ALLOW
+    )
+    again = await room.occasions.call(call(trigger))
+    assert (again.run.id, again.replayed) == (first.run.id, True)
+    assert (await room.occasions.call(call(trigger, "d2"))).run.id != first.run.id
+
+
 async def test_a_wrong_secret_looks_like_no_trigger(room: Room) -> None:
     trigger = await hook(room)
     absent = msgspec.structs.replace(call(trigger), trigger=new_id())
