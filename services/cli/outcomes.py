@@ -42,7 +42,10 @@ _ENDS: Final = tuple(
             r"The variable (.+) is larger than the kernel takes; use a file\.",
             r"变量 \1 超过了内核允许的大小；请用文件。",
         ),
-        (r"A limit that the task requires could not be set\.", "无法设置任务要求的某项限制。"),
+        (
+            r"This worker cannot set the limits that the task requires \((.+)\)\.",
+            r"此节点无法设置任务要求的限制（\1）。",
+        ),
         (r"The machine allows no more processes\.", "机器不允许更多进程。"),
         (r"The machine has no memory for another process\.", "机器没有内存再启动进程。"),
         (r"It was stopped\.", "已被停止。"),

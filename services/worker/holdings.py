@@ -453,7 +453,11 @@ def _refused_body(held: Held, refused: RefusedStart) -> ReportBody:
         return rules.end_of(code.removeprefix("stopped_"), "stopped", kind="not_started", summary="It was stopped.")
     if code in ("start_window_passed", "already_ran"):
         return rules.end_of(held.stop_reason, code, kind="not_started", summary=_SENTENCES.get(code, ""))
-    named = {"command": _printable(refused.command), "directory": _printable(refused.directory)}
+    named = {
+        "command": _printable(refused.command),
+        "directory": _printable(refused.directory),
+        "limits": _printable(refused.limits),
+    }
     summary = _SENTENCES.get(code, "").format(**named)
     return rules.end_of(held.stop_reason, code, kind="start_failed", summary=summary)
 
@@ -472,7 +476,7 @@ _SENTENCES: Final = {
     "command_invalid": "The command or its environment holds what no process can be given.",
     "working_directory_unusable": "The working directory {directory} does not exist or may not be entered.",
     "environment_too_large": "The command's arguments and environment are larger than the kernel takes.",
-    "limit_unsupported": "A limit that the task requires could not be set.",
+    "limit_unsupported": "This worker cannot set the limits that the task requires ({limits}).",
     "process_limit": "The machine allows no more processes.",
     "memory_exhausted": "The machine has no memory for another process.",
 }

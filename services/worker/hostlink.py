@@ -43,6 +43,7 @@ class RefusedStart(msgspec.Struct):
     code: str
     command: str = ""
     directory: str = ""
+    limits: str = ""
 
 
 class Exit(msgspec.Struct):

@@ -47,7 +47,7 @@ def _said(tree: ast.AST, refusal: str | None) -> Iterator[ast.expr]:
 
 def sentences() -> set[str]:
     """What the worker and the dispatcher write as the summary of an end."""
-    found = {*(text.replace("{command}", "7").replace("{directory}", "7") for text in _SENTENCES.values())}
+    found = {text.format(command="7", directory="7", limits="7") for text in _SENTENCES.values()}
     found |= set(_LOST_SUMMARY.values())
     for package, refusal in ((worker, "Refused"), (dispatcher, None)):
         for path in sorted(Path(str(package.__file__)).parent.rglob("*.py")):

@@ -191,9 +191,11 @@ def test_a_limit_that_cannot_be_set_refuses_before_the_start(box: Box, host: Cli
     del items["memory"]["cgroup"]["unheard_of"]
     host.send({"op": "spawn", "items": [items["limit"]]})
     assert host.refused(items["limit"]["attempt"]) == "limit_unsupported"
+    assert host.find("refused", items["limit"]["attempt"])["limits"] == "nofile"
     if "memory" not in Cgroups().possible():
         host.send({"op": "spawn", "items": [items["memory"]]})
         assert host.refused(items["memory"]["attempt"]) == "limit_unsupported"
+        assert host.find("refused", items["memory"]["attempt"])["limits"] == "memory_bytes"
         lax = box.item("true", cgroup={"memory_bytes": 1 << 30}, cgroup_required=False)
         host.send({"op": "spawn", "items": [lax]})
         assert host.exit(lax["attempt"])["exit_code"] == 0

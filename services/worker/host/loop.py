@@ -289,7 +289,11 @@ class Host:
         refusal = {"attempt": attempt, "code": code}
         if item is not None:
             # The program and the folder, for whoever has to mend it; further arguments may hold values.
-            refusal |= {"command": item["argv"][0][:MAX_NAMED], "directory": (item.get("cwd") or "/")[:MAX_NAMED]}
+            refusal |= {
+                "command": item["argv"][0][:MAX_NAMED],
+                "directory": (item.get("cwd") or "/")[:MAX_NAMED],
+                "limits": ", ".join(sorted(_limits_of(item))),
+            }
         self.refused[attempt] = refusal
         self.link.tell("refused", refusal)
 
@@ -446,3 +450,10 @@ class Host:
                 pass
         except BlockingIOError:
             pass
+
+
+def _limits_of(item: dict[str, Any]) -> dict[str, Any]:
+    """The limits that were tried last: those of a cgroup before all others."""
+    if "cgroup" in item and "cgroup_path" not in item and item.get("cgroup_required", True):
+        return item["cgroup"]
+    return item.get("limits", {})
