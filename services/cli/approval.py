@@ -88,7 +88,7 @@ def show_approval(
         output.document(found["plan"] if plan else found)
         return
     changes = found["preview"].pop("changes", [])
-    left_out = found["preview"].pop("left_out", 0)
+    cut = found["preview"].pop("cut", False)
     output.facts(
         [
             (say("approval", "审批"), found["id"]),
@@ -105,9 +105,9 @@ def show_approval(
             (say("outcome", "结果"), _joined(found["execution_status"], found["execution_result"])),
         ]
     )
-    tell_changes(changes)
-    if left_out:
-        output.note(say(f"{left_out} more changes; see all with --plan", f"另有 {left_out} 处更改；用 --plan 查看全部"))
+    tell_changes(changes, at_most=None)
+    if cut:
+        output.note(say("not all of it is shown; see the whole with --plan", "未全部显示；用 --plan 查看完整内容"))
     for decision in found["decisions"]:
         said = f"{output.when(decision['decided_at_ms'])}  {shown(decision['decided_by'])}  {decision['decision']}"
         output.line(output.clean(said + (f": {decision['reason']}" if decision["reason"] else "")))

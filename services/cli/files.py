@@ -97,22 +97,16 @@ def _tell(outcome: dict[str, Any]) -> None:
         tell_changes(outcome["changes"])
 
 
-def tell_changes(changes: list[dict[str, Any]]) -> None:
-    """Differences, one or two lines each."""
+def tell_changes(changes: list[dict[str, Any]], *, at_most: int | None = 160) -> None:
+    """Differences, one or two lines each, of so many characters of each value."""
     from services.cli import output
 
     for change in changes:
-        if change["before"] is not None:
-            output.line(f"  - {change['path']}: {_short(change['before'])}")
-        if change["after"] is not None:
-            output.line(f"  + {change['path']}: {_short(change['after'])}")
-
-
-def _short(value: Any) -> str:
-    from services.cli import output
-
-    text = output.clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    return text if len(text) <= 160 else f"{text[:160]}…"
+        for sign, value in (("-", change["before"]), ("+", change["after"])):
+            if value is not None:
+                text = output.clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+                cut = "" if at_most is None or len(text) <= at_most else "…"
+                output.line(f"  {sign} {change['path']}: {text[:at_most]}{cut}")
 
 
 def export_command(

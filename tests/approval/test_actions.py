@@ -30,7 +30,7 @@ from schemas.endpoints import Endpoint
 from schemas.errors import Ql3Error
 from schemas.identity import Actor, IdentityRegister, RoleBind, RoleList, Subject
 from schemas.secrets import SecretList, SecretSet, VaultKeyRead
-from schemas.tasks import Change, Execution, SecretRef, TaskRead, TaskSpec, TaskUpdate, Terms, Variable
+from schemas.tasks import Execution, SecretRef, TaskRead, TaskSpec, TaskUpdate, Terms, Variable
 from schemas.workers import Capabilities, WorkerDrain, WorkerList, WorkerRegister
 from services.approval import executions
 from services.approval.handlers import task_change
@@ -223,6 +223,7 @@ async def test_who_decides_about_a_change_of_a_task_sees_all_of_it(whole: Whole)
         [{"name": "PAGER", "value": "evil"}, {"name": "TOKEN", "secret": {"secret": "known"}}],
     )
     assert changes["terms"] == ({"labels": {"env": "prod"}, "needs_approval": True}, None)
+    assert found.preview["cut"]
     (cut,) = (after for _, after in changes.values() if isinstance(after, str) and "sha256" in after)
     assert str(len(script)) in cut
     assert found.plan is not None
@@ -237,14 +238,24 @@ async def test_a_sealed_value_is_shown_to_nobody(whole: Whole) -> None:
     assert (await whole.bus.request(endpoints.APPROVALS_GET, question)).approval.plan is None
 
 
-def test_many_changes_and_long_ones_fit_into_a_preview() -> None:
-    long = Change(path="execution.command[2]", before="a" * 50_000, after="b" * 50_000)
-    many = [Change(path=f"notes.{number}", before="x" * 100, after="y" * 100) for number in range(100)]
-    shown = task_change._shown([long, *many])
-    assert len(msgspec.json.encode(shown)) < 7_500
+def test_every_change_is_in_the_preview_whatever_their_number_and_size() -> None:
+    spec: dict[str, Any] = {"execution": {"command": ["sh", "-c", "a" * 50_000]}, "notes": "x"}
+    other = {"execution": {"command": ["sh", "-c", "b" * 50_000]}, "notes": "y"}
+    shown = task_change._shown(spec, other)
+    assert shown["cut"]
+    assert shown["changes"][1] == {"path": "notes", "before": "x", "after": "y"}
     assert shown["changes"][0]["after"].startswith("b" * 80 + "… (50000 characters, sha256 ")
-    assert shown["left_out"] + len(shown["changes"]) == 101
-    assert task_change._shown([many[0]]) == {"changes": [msgspec.to_builtins(many[0])]}
+    assert task_change._shown({"notes": "x"}, {"notes": "y"}) == {"changes": [shown["changes"][1]]}
+    # Harmless ones do not hide the one that matters.
+    for count in (20, 60, 1_000):
+        many = [{"name": f"V{number}", "value": "z" * 200} for number in range(count)]
+        shown = task_change._shown(
+            {"execution": {"command": ["true"]}, "terms": {"needs_approval": True}},
+            {"execution": {"command": ["true"], "environment": many, "umask": 1}, "terms": {"labels": {"a": "b"}}},
+        )
+        assert len(msgspec.json.encode(shown)) < 7_500
+        assert {row["path"].partition(".")[0] for row in shown["changes"]} == {"execution", "terms"}
+        assert any("needs_approval" in row["path"] for row in shown["changes"])
 
 
 class SecretChange(Case):

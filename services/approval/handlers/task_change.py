@@ -7,7 +7,7 @@ change was made, and refuses one that would come later.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from schemas.endpoints import TASKS_GET, TASKS_UPDATE
 from schemas.errors import Ql3Error
 from schemas.limits import SPEC_BYTES
-from schemas.tasks import Change, Task, TaskRead, TaskSpec, TaskUpdate
+from schemas.tasks import Task, TaskRead, TaskSpec, TaskUpdate
 from services.approval.executions import Execution
 from services.approval.handlers.closing import closed, succeeded
 from services.approval.handlers.plans import Plans, read_plan
@@ -24,7 +24,8 @@ from services.approval.recovery import Finding
 from services.approval.store.actions import Dispatch
 from services.kit.differences import each_difference, plain
 
-CHANGES_BYTES: Final = 6_000
+CHANGES: Final = 200
+CHANGES_BYTES: Final = 7_000
 """What the changes may take of a preview, as JSON; the plan, which is shown beside it, has all of them whole."""
 CHANGE_BYTES: Final = 1_500
 """A change that takes more is shown by the beginnings of what was and will be."""
@@ -64,7 +65,7 @@ class TaskChangeHandler:
             "task": task.name,
             "from_revision": task.revision,
             "to_revision": task.revision + 1,
-            **_shown(each_difference(plain(task.spec), spec)),
+            **_shown(plain(task.spec), spec),
         }
         pinned = {"task_id": task.id, "expected_revision": task.revision, "spec": spec}
         return Planned(pinned, preview, dict(task.spec.terms.labels))
@@ -114,27 +115,49 @@ class TaskChangeHandler:
         return (await self._ask(TASKS_GET, question)).task
 
 
-def _shown(changes: Iterable[Change]) -> dict[str, Any]:
-    """Every change from what is to what would be, as long as there is room; `left_out` counts the others."""
-    shown: list[dict[str, Any]] = []
-    room, left_out = CHANGES_BYTES, 0
-    for change in changes:
-        whole = {"path": change.path, "before": change.before, "after": change.after}
-        gist = {"path": change.path, "before": _gist(change.before), "after": _gist(change.after)}
-        # One long text must not push the others out.
-        fits = whole if len(msgspec.json.encode(whole)) <= CHANGE_BYTES else gist
-        size = len(msgspec.json.encode(fits))
-        if size > room:
-            left_out += 1
-            continue
-        shown.append(fits)
-        room -= size
-    return {"changes": shown, "left_out": left_out} if left_out else {"changes": shown}
+def _shown(before: Any, after: Any) -> dict[str, Any]:
+    """Every difference, as whole as there is room for: none is left out. `cut` says that the plan shows more."""
+    found = list(islice(each_difference(before, after), CHANGES))
+    whole = [_row(one.path, one.before, one.after) for one in found]
+    gists = [_row(one.path, _gist(one.before), _gist(one.after)) for one in found]
+    # One long text must not push the others out.
+    short = [
+        row if len(msgspec.json.encode(row)) <= CHANGE_BYTES else gist for row, gist in zip(whole, gists, strict=True)
+    ]
+    for rows in (short, gists):
+        if len(found) < CHANGES and len(msgspec.json.encode(rows)) <= CHANGES_BYTES:
+            return {"changes": rows} if rows == whole else {"changes": rows, "cut": True}
+    old, new = _parts(before), _parts(after)
+    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return {"changes": [_row(name, _digest(old.get(name)), _digest(new.get(name))) for name in changed], "cut": True}
+
+
+def _row(path: str, before: Any, after: Any) -> dict[str, Any]:
+    return {"path": path, "before": before, "after": after}
+
+
+def _parts(spec: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a specification, those of its parts apart; few, whatever they hold."""
+    found: dict[str, Any] = {}
+    for name, value in spec.items():
+        if name in ("execution", "terms"):
+            found |= {f"{name}.{inner}": part for inner, part in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _gist(value: Any) -> Any:
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    if len(text) <= GIST_CHARS:
-        return value
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return f"{text[:GIST_CHARS]}… ({len(text)} characters, sha256 {digest})"
+    text = _text(value)
+    return value if len(text) <= GIST_CHARS else f"{text[:GIST_CHARS]}… {_digest(value)}"
+
+
+def _digest(value: Any) -> Any:
+    if value is None:
+        return None
+    text = _text(value)
+    return f"({len(text)} characters, sha256 {hashlib.sha256(text.encode()).hexdigest()})"

@@ -42,14 +42,16 @@ export async function approvalsView({ view, project }) {
       note(t("approval.decided", { state: t(`state.${told.state}`) }));
       await read();
     };
-    const { changes = [], ...facts } = one.preview ?? {};
-    const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+    const { changes = [], cut, ...facts } = one.preview ?? {};
+    // A text of several lines must not look like lines of ours.
+    const plain = (value) => (typeof value === "string" && !/[\n\r\u2028\u2029]/.test(value) ? value : JSON.stringify(value));
     const preview = [
       ...Object.entries(facts).map(([name, value]) => `${name}: ${plain(value)}`),
       ...changes.flatMap(({ path, before, after }) => [
         ...(before === null ? [] : [`- ${path}: ${plain(before)}`]),
         ...(after === null ? [] : [`+ ${path}: ${plain(after)}`]),
       ]),
+      ...(cut ? [t("approval.cut")] : []),
     ];
     const plan = h("pre", { class: "preview", hidden: true });
     const showPlan = async () => {

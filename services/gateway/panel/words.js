@@ -102,6 +102,7 @@ const WORDS = {
   reject: ["Reject", "拒绝"],
   reason: ["Reason (optional)", "理由（可选）"],
   "approval.decided": ["Decided: {state}.", "已决定：{state}。"],
+  "approval.cut": ["… not all of it is shown here.", "… 此处未全部显示。"],
   "approval.plan": ["The whole plan", "完整计划"],
   "approval.count": ["{number} waiting", "{number} 个等待审批"],
   "approval.open": ["Waiting", "等待中"],

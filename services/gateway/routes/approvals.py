@@ -18,7 +18,7 @@ from schemas.approvals import (
     Risk,
 )
 from schemas.base import Value
-from schemas.ids import Digest, Id
+from schemas.ids import Digest
 from services.gateway.calls import Call, listing
 from services.gateway.operations import Listing, Nothing, Operations, Paged
 
@@ -32,9 +32,8 @@ class ApprovalQuery(Paged, frozen=True, kw_only=True):
 
 
 class NewApproval(Value, frozen=True, kw_only=True):
-    """A request for an action; `id` is the caller's, and makes a repeat harmless."""
+    """A request for an action."""
 
-    id: Id | None = None
     action_type: Annotated[str, Meta(max_length=64)]
     plan: dict[str, Any]
     risk: Risk = "medium"
@@ -64,7 +63,7 @@ async def request_approval(call: Call[NewApproval]) -> Approval:
     question = ApprovalCreate(
         actor=call.actor,
         project=call.project,
-        id=new.id or call.mutation_id,
+        id=call.mutation_id,
         action_type=new.action_type,
         plan=new.plan,
         risk=new.risk,
