@@ -79,45 +79,32 @@ class Ownership:
             raise Ql3Error("name_taken", field="user")
         address = f"address:{peer}"
         with self._throttle.attempting(address):
-            signed_in = await self._claim(project, challenge, token, user_name, password, display_name, peer)
-        self._throttle.undo(address)
-        return signed_in
-
-    async def _claim(
-        self,
-        project: str,
-        challenge: str,
-        token: str,
-        user_name: str,
-        password: str,
-        display_name: str | None,
-        peer: str,
-    ) -> SignedIn:
-        state = await self._bus.request(endpoints.BOOTSTRAP_READ, BootstrapRead(project=project))
-        # Whoever has no link cannot know the challenge's id; nothing is made for them.
-        known = hmac.compare_digest((state.challenge_id or "").encode(), challenge.encode())
-        if not state.open or not state.challenge_id or not known:
-            raise Ql3Error("bootstrap_rejected")
-        hashed: str | None = None
-        try:
-            hashed = await self._accounts.first_password(user_name, password, display_name)
-            signed_in = await self._accounts.begin_session(user_name, "single_factor", peer)
-        except Ql3Error as error:
-            if error.code != "name_taken":
+            state = await self._bus.request(endpoints.BOOTSTRAP_READ, BootstrapRead(project=project))
+            # Whoever has no link cannot know the challenge's id; nothing is made for them.
+            known = hmac.compare_digest((state.challenge_id or "").encode(), challenge.encode())
+            if not state.open or not state.challenge_id or not known:
+                raise Ql3Error("bootstrap_rejected")
+            hashed: str | None = None
+            try:
+                hashed = await self._accounts.first_password(user_name, password, display_name)
+                signed_in = await self._accounts.begin_session(user_name, "single_factor", peer)
+            except Ql3Error as error:
+                if error.code != "name_taken":
+                    raise
+                # A claim whose answer was lost comes again with the same name and password.
+                signed_in = await self._accounts.sign_in(user_name, password, None, peer)
+            actor = person(signed_in.session)
+            digest = _digest(project, challenge, token)
+            claim = BootstrapClaim(actor=actor, project=project, challenge_id=challenge, token_digest=digest)
+            try:
+                await self._bus.request(endpoints.BOOTSTRAP_CLAIM, claim)
+            except Ql3Error as error:
+                # The person gets no password from a link that did not count. A lost answer may have been a yes.
+                if error.code not in ("unavailable", "database_unavailable", "commit_unknown") and hashed is not None:
+                    await self._accounts.sign_out(actor, signed_in.session.id)
+                    await self._accounts.forget_password(user_name, hashed)
                 raise
-            # A claim whose answer was lost comes again with the same name and password.
-            signed_in = await self._accounts.sign_in(user_name, password, None, peer)
-        actor = person(signed_in.session)
-        digest = _digest(project, challenge, token)
-        claim = BootstrapClaim(actor=actor, project=project, challenge_id=challenge, token_digest=digest)
-        try:
-            await self._bus.request(endpoints.BOOTSTRAP_CLAIM, claim)
-        except Ql3Error as error:
-            # The person gets no password from a link that did not count. A lost answer may have been a yes.
-            if error.code not in ("unavailable", "database_unavailable", "commit_unknown") and hashed is not None:
-                await self._accounts.sign_out(actor, signed_in.session.id)
-                await self._accounts.forget_password(user_name, hashed)
-            raise
+        self._throttle.undo(address)
         return signed_in
 
 
